@@ -1,0 +1,154 @@
+"""The composition root: the only module that knows every stage, from target to estimate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fxmem import device as devices
+from fxmem.allocator import replay
+from fxmem.allocator_config import AllocatorConfig
+from fxmem.device import Device
+from fxmem.errors import InputError, TraceError, UsageError
+from fxmem.estimate import Estimate, Question, assemble
+from fxmem.kernels import Target, expand
+from fxmem.law import BatchLaw, fit
+from fxmem.source import Source, load
+from fxmem.tape import Tape
+from fxmem.trace import Trace
+from fxmem.trace import trace as record
+from fxmem.workload import Workload
+
+__all__ = ["estimate", "trace"]
+
+AnyTarget = str | nn.Module | Callable[..., object]
+
+
+class _Run:
+    """A loaded target and the traces made of it, within one call of the API."""
+
+    def __init__(self, target: AnyTarget, workload: Workload, device: Device, **given: Any) -> None:
+        self.workload = workload
+        self.device = device
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.source: Source = load(target, workload, self.fake_mode, **given)
+
+    def at(self, batch: int) -> Trace:
+        return record(self.source, self.workload, self.device, self.fake_mode, batch)
+
+
+def estimate(
+    target: AnyTarget,
+    inputs: Any = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    workload: Workload | None = None,
+    device: Device | str | None = None,
+    alloc_conf: str | None = None,
+    law: bool = True,
+    **options: Any,
+) -> Estimate:
+    """Predict the GPU memory of a workload.
+
+    Args:
+        target: A target's text (``model.py``, ``torchvision:resnet50``, ...), an ``nn.Module``, or a callable
+            that makes one. A module is given back as it was.
+        inputs: Called with the batch size, gives the model's inputs; or the inputs themselves, whose batch
+            size then is the workload's and of which no batch law can be found.
+        loss: Called with the output in training.
+        workload: What to run; ``options`` are its fields by name and override it.
+        device: A :class:`~fxmem.device.Device` or what ``--device`` takes; the H200's rules without a limit
+            by default.
+        alloc_conf: The text of ``PYTORCH_ALLOC_CONF``.
+        law: Whether to find the batch law (traces at two more batch sizes).
+
+    Raises:
+        FxmemError: Whatever the user can mend.
+
+    >>> e = estimate(nn.Linear(8, 4), lambda batch: torch.zeros(batch, 8), batch=2)
+    >>> e.breakdown.parameters
+    1024
+    """
+    began = time.perf_counter()
+    workload = _workload(workload, options)
+    gpu = device if isinstance(device, Device) else devices.find_device(device) if device else devices.DEFAULT
+    config = AllocatorConfig.parse(alloc_conf or "")
+    maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
+    run = _Run(target, workload, gpu, inputs=maker, loss=loss)
+    tape = run.at(workload.batch).tape
+    expanded = expand(tape, _target(gpu))
+    plan = replay(expanded, config, gpu.capacity_bytes)
+    found = _law(run, tape) if law and (maker is inputs) else None
+    question = Question(target=_name(target, run.source), workload=workload, device=gpu)
+    return assemble(question, expanded, plan, found, time.perf_counter() - began)
+
+
+def trace(
+    target: AnyTarget,
+    inputs: Any = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    workload: Workload | None = None,
+    device: Device | str | None = None,
+    **options: Any,
+) -> Trace:
+    """Record a workload and hand out its tape and its ``torch.fx`` graph.
+
+    Args: as :func:`estimate`.
+
+    >>> t = trace(nn.Linear(8, 4), lambda batch: torch.zeros(batch, 8), steps=1)
+    >>> [op.name for op in t.tape.ops]
+    ['t.default', 'addmm.default']
+    """
+    workload = _workload(workload, options)
+    gpu = device if isinstance(device, Device) else devices.find_device(device) if device else devices.DEFAULT
+    maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
+    return _Run(target, workload, gpu, inputs=maker, loss=loss).at(workload.batch)
+
+
+def _workload(workload: Workload | None, options: dict[str, Any]) -> Workload:
+    known = {f.name for f in fields(Workload)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]}", hint="options are " + ", ".join(sorted(known)))
+    return replace(workload or Workload(), **options)
+
+
+def _target(device: Device) -> Target:
+    version = torch.__version__.split("+")[0].split(".")
+    return Target(
+        sm=int(device.arch.removeprefix("sm_").rstrip("af")), sm_count=device.sm_count,
+        torch_version=(int(version[0]), int(version[1])),
+    )  # fmt: skip
+
+
+def _name(target: AnyTarget, source: Source) -> str:
+    return target if isinstance(target, str) else source.name
+
+
+def _law(run: _Run, tape: Tape) -> BatchLaw:
+    """Fit the law to tapes at the batch asked for and two others; once more where batch 1 stands alone."""
+    target = _target(run.device)
+    batches = [b for b in (1, 2, 3) if b != tape.batch][:2]
+    tapes, failed = [tape], ""
+    for batch in batches:
+        try:
+            tapes.append(run.at(batch).tape)
+        except (TraceError, InputError) as error:
+            failed = str(error)
+    law = fit([expand(t, target) for t in tapes])
+    if law.needs_proof or failed:
+        used = {t.batch for t in tapes}
+        more = next(b for b in (3, 4, 5, 6) if b not in used)
+        try:
+            tapes.append(run.at(more).tape)
+        except (TraceError, InputError):
+            return law
+        law = fit([expand(t, target) for t in tapes])
+    return law

@@ -1,0 +1,174 @@
+"""The command line: parse, call the library, write what it returns.
+
+This is the only place that writes, reads the environment, and turns errors into a message
+and an exit status: 0 fine, 1 an error that the user can mend, 2 usage, 3 it does not fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import click
+from tabulate import tabulate
+
+from fxmem import __version__
+from fxmem.device import Device, all_devices
+from fxmem.errors import DoesNotFitError, FxmemError, UsageError
+from fxmem.options import device_from, shared_options, workload_from
+from fxmem.report import reporter
+from fxmem.report.sections import fits
+from fxmem.units import format_size
+
+
+class Exit(IntEnum):
+    """Exit statuses."""
+
+    FINE = 0
+    ERROR = 1
+    USAGE = 2
+    DOES_NOT_FIT = 3
+
+
+class _Commands(click.Group):
+    """The one place where errors become a message and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; leave with its exit status."""
+        try:
+            return super().invoke(ctx)
+        except FxmemError as error:
+            _explain(str(error))
+            ctx.exit(_status(error))
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise
+            name = type(error).__name__
+            hint = "please report this with the command; --debug shows the traceback"
+            _explain(f"internal error: {name}: {error}\n  next: {hint}")
+            ctx.exit(Exit.ERROR)
+
+
+def _explain(message: str) -> None:
+    if _debugging():
+        click.echo(traceback.format_exc(), err=True, nl=False)
+    click.echo(f"Error: {message}", err=True)
+
+
+def _debugging() -> bool:
+    return bool(click.get_current_context().find_root().meta.get("debug"))
+
+
+def _status(error: FxmemError) -> Exit:
+    match error:
+        case UsageError():
+            return Exit.USAGE
+        case DoesNotFitError():
+            return Exit.DOES_NOT_FIT
+        case _:
+            return Exit.ERROR
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="fxmem", message="%(prog)s %(version)s")
+def main() -> None:
+    """Peak GPU memory of a PyTorch model, before it runs, without a GPU."""
+
+
+@main.command()
+@click.argument("target")
+@shared_options
+@click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Add a table of the modules to this depth.")
+@click.option("--check", is_flag=True, help="Exit with status 3 if it does not fit --device.")
+@click.pass_context
+def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool, **options: Any) -> None:
+    """Estimate the peak memory of TARGET, its parts, its place and the largest batch.
+
+    TARGET is model.py or model.py:factory, package.module:factory, torchvision:NAME,
+    timm:NAME, hf:TYPE or hf:PATH/config.json. No weights are loaded.
+    """
+    ctx.find_root().meta["debug"] = options["debug"]
+    workload, device = workload_from(options), device_from(options)
+    if check and device.capacity_bytes is None:
+        raise UsageError("--check needs a limit", hint="name a GPU or a size with --device")
+    _writable(options["output"])
+    with _quiet(debug=options["debug"]):
+        from fxmem import api
+
+        result = api.estimate(target, workload=workload, device=device, **_library_options(options))
+    report = result.to_dict()
+    _write(reporter(options["format_name"], depth=depth).render(report), options["output"])
+    if check and not fits(report):
+        ctx.exit(Exit.DOES_NOT_FIT)
+
+
+@main.command()
+def devices() -> None:
+    """List the GPUs that --device knows."""
+    rows = [_device_row(device) for device in all_devices()]
+    header = ("name", "GPU", "arch", "SMs", "memory", "context", "source of the memory's size")
+    click.echo(tabulate(rows, headers=header, tablefmt="plain", disable_numparse=True, colalign=_DEVICE_ALIGN))
+
+
+_DEVICE_ALIGN = ("left", "left", "left", "right", "right", "right", "left")
+
+
+def _device_row(device: Device) -> tuple[str, ...]:
+    capacity = "unknown" if device.capacity_bytes is None else format_size(device.capacity_bytes)
+    context = "unknown" if device.context_bytes is None else format_size(device.context_bytes)
+    shared = ", shared with the host" if device.shared_memory else ""
+    kind = device.source.partition(":")[0] + shared
+    return (device.name, device.title, device.arch, str(device.sm_count), capacity, context, kind)
+
+
+def _library_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the library takes beside workload and device; it reads no environment itself."""
+    environment = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    given = {"safety": options["safety"], "reserve_bytes": options["reserve"]}
+    return {"alloc_conf": environment, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _writable(output: Path | None) -> None:
+    """Say so before the run, not after it."""
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"{output.parent} is not a folder", where="--output", hint="make it first")
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FxmemError(f"cannot write the report: {error.strerror}", where=str(output)) from error
+
+
+@contextlib.contextmanager
+def _quiet(*, debug: bool) -> Iterator[None]:
+    """Keep stdout for the report, and the libraries' warnings and logs to themselves.
+
+    The model's own code may print: that goes to stderr.
+    """
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        if debug:
+            yield
+            return
+        warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -1,0 +1,262 @@
+"""Scaled dot-product attention: the back end that the target GPU would choose, and its calls.
+
+The rules are those of ``select_sdp_backend`` and ``can_use_*`` in
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (pytorch 001f694a) and
+sdp_utils_cpp.h; the calls are those of ``scaled_dot_product_attention`` in
+aten/src/ATen/native/transformers/attention.cpp.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+aten = torch.ops.aten
+
+_HALF = (torch.float16, torch.bfloat16)
+_LARGEST_CUDNN_DIM = 65535
+
+
+class Backend(enum.IntEnum):
+    """``at::SDPBackend``."""
+
+    MATH = 0
+    FLASH = 1
+    EFFICIENT = 2
+    CUDNN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One call of ``scaled_dot_product_attention``."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    gqa: bool
+    sm: int
+
+    @property
+    def trains(self) -> bool:
+        """``input_requires_grad``."""
+        tensors = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _order(sm: int) -> list[Backend]:
+    """``priority_order``: cuDNN first on sm_90 and sm_100, unless user code set an order."""
+    current = [Backend(i) for i in torch._C._get_sdp_priority_order() if i in Backend._value2member_map_]
+    untouched = current[:3] == [Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
+    if untouched and sm // 10 in (9, 10):
+        return [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
+    return current
+
+
+def _heads_fit(a: Attention, *, same_heads: bool) -> bool:
+    """``check_batch_size_and_num_heads_dense`` with grouped and multi query supported."""
+    q, k, v = a.query.shape, a.key.shape, a.value.shape
+    if not q[0] == k[0] == v[0]:
+        return False
+    hq, hk, hv = q[-3], k[-3], v[-3]
+    if a.gqa:
+        if same_heads and hk != hv:
+            return False
+        return hq % hk == 0 and (same_heads or hq % hv == 0)
+    return hq == hk == hv or (hq > 0 and hk == 1 and hv == 1)
+
+
+def _last_strides_fit(a: Attention, *, ignore_single: bool) -> bool:
+    tensors = (a.query, a.key, a.value)
+    fit = all(t.stride(-1) == 1 for t in tensors) or (ignore_single and a.query.shape[-1] == 1)
+    return fit and (a.mask is None or a.mask.stride(-1) == 1)
+
+
+def _four_dimensional(a: Attention) -> bool:
+    return a.query.dim() == a.key.dim() == a.value.dim() == 4
+
+
+def _not_empty(a: Attention) -> bool:
+    return a.query.shape[-2] != 0 and a.key.shape[-2] != 0
+
+
+def _same_dtype(a: Attention, allowed: tuple[torch.dtype, ...]) -> bool:
+    return a.query.dtype == a.key.dtype == a.value.dtype and a.query.dtype in allowed
+
+
+def _low_precision(a: Attention) -> bool:
+    return _same_dtype(a, _HALF if a.sm >= 80 else (torch.float16,))
+
+
+def _mask_fits(a: Attention) -> bool:
+    """``check_attn_mask_shape``."""
+    mask = a.mask
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    wanted = (a.query.shape[0], a.query.shape[1], a.query.shape[2], a.key.shape[2])[-mask.dim() :]
+    return all(m in (w, 1) for m, w in zip(mask.shape, wanted, strict=True))
+
+
+def _cudnn(a: Attention) -> bool:
+    """``can_use_cudnn_attention`` with cuDNN 9.24 and the frontend that torch 2.14 ships."""
+    if not torch._C._get_cudnn_sdp_enabled() or not _four_dimensional(a) or not _low_precision(a):
+        return False
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        return False
+    if not _mask_fits(a) or not 80 <= a.sm <= 121 or a.dropout * 16 != math.floor(a.dropout * 16):
+        return False
+    if not _not_empty(a) or not _last_strides_fit(a, ignore_single=True) or not _heads_fit(a, same_heads=False):
+        return False
+    return _cudnn_shapes(a)
+
+
+def _cudnn_shapes(a: Attention) -> bool:
+    """``check_cudnn_tensor_shapes`` and ``check_cudnn_d256_bprop_head_dim``."""
+    batch, heads, sq, dqk = a.query.shape
+    sk, dv = a.key.shape[2], a.value.shape[3]
+    wide = a.sm == 90 or a.sm // 10 == 10
+    limit = 256 if wide else 128
+    if batch > _LARGEST_CUDNN_DIM or heads > _LARGEST_CUDNN_DIM or max(dqk, dv) > limit or dqk % 8 or dv % 8:
+        return False
+    if sk == 1 or (a.dropout != 0 and sq == 1):
+        return False
+    return not (a.trains and wide) or (max(dqk, dv) <= 128 or (dqk, dv) in ((192, 128), (256, 256)))
+
+
+def _flash(a: Attention) -> bool:
+    """``can_use_flash_attention``."""
+    if not torch._C._get_flash_sdp_enabled() or not _four_dimensional(a) or a.mask is not None:
+        return False
+    dim = a.query.shape[-1]
+    if not (dim == a.key.shape[-1] == a.value.shape[-1] and dim <= 256) or not 80 <= a.sm <= 121:
+        return False
+    if a.trains and (86 <= a.sm <= 89 or a.sm in (120, 121)) and not (
+        dim <= 192 or (a.dropout == 0 and dim > 224)
+    ):
+        return False
+    if a.causal and a.query.shape[-2] != a.key.shape[-2]:
+        return False
+    return (
+        _low_precision(a) and _heads_fit(a, same_heads=True) and _not_empty(a)
+        and _last_strides_fit(a, ignore_single=True)
+    )  # fmt: skip
+
+
+def _alignment(a: Attention) -> int:
+    """``minimum_gemm_alignment`` in elements."""
+    half = a.query.dtype in _HALF
+    alignment = 4 if a.sm >= 80 else 1
+    if a.sm >= 80 or (a.sm >= 70 and half):
+        alignment = max(alignment, 128 // (16 if half else 32))
+    return alignment
+
+
+def _efficient(a: Attention) -> bool:
+    """``can_use_mem_efficient_attention``."""
+    if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensional(a) or not 50 <= a.sm <= 121:
+        return False
+    dqk, dv, alignment = a.query.shape[-1], a.value.shape[-1], _alignment(a)
+    if dqk != a.key.shape[-1] or dqk % alignment or dv % alignment or not dqk or not dv:
+        return False
+    if a.sm >= 80:
+        step = alignment * a.query.element_size()
+        if any(t.storage_offset() * t.element_size() % step for t in (a.query, a.key, a.value) if t.numel()):
+            return False
+    allowed = (*_HALF, torch.float32) if a.sm >= 80 else (torch.float16, torch.float32)
+    return (
+        _not_empty(a) and _last_strides_fit(a, ignore_single=False) and _heads_fit(a, same_heads=True)
+        and _same_dtype(a, allowed)
+    )  # fmt: skip
+
+
+def _math(_: Attention) -> bool:
+    return bool(torch._C._get_math_sdp_enabled())
+
+
+_ALLOWED: dict[Backend, Callable[[Attention], bool]] = {
+    Backend.CUDNN: _cudnn, Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.MATH: _math,
+}  # fmt: skip
+
+
+def choose(a: Attention) -> Backend:
+    """The back end that ``select_sdp_backend`` takes.
+
+    Raises:
+        RuntimeError: As torch does, where user code switched off every one that could serve.
+    """
+    for backend in _order(a.sm):
+        if _ALLOWED[backend](a):
+            return backend
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def attention(sm: int) -> Callable[..., torch.Tensor]:
+    """``scaled_dot_product_attention`` as it runs on the architecture ``sm`` (90 for sm_90)."""
+
+    def call(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        a = Attention(
+            query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, causal=is_causal,
+            gqa=enable_gqa, sm=sm,
+        )  # fmt: skip
+        backend = choose(a)
+        mask = _converted(attn_mask, query.dtype, cudnn=backend is Backend.CUDNN)
+        if backend is Backend.CUDNN:
+            out: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
+                query, key, value, mask, a.trains, dropout_p, is_causal, False, scale=scale
+            )[0]
+            return out
+        if backend is Backend.FLASH:
+            return _run_flash(a, scale)
+        if backend is Backend.EFFICIENT:
+            mask = None if mask is None else _aligned(mask, a)
+            out = aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, a.trains, dropout_p, is_causal, scale=scale
+            )[0]
+            return out
+        out = aten._scaled_dot_product_attention_math(
+            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return out
+
+    return call
+
+
+def _run_flash(a: Attention, scale: float | None) -> torch.Tensor:
+    dim = a.query.shape[-1]
+    q, k, v = (_padded(t, 8) for t in (a.query, a.key, a.value))
+    scale = scale if scale is not None else 1 / math.sqrt(dim)
+    out: torch.Tensor = aten._scaled_dot_product_flash_attention(q, k, v, a.dropout, a.causal, False, scale=scale)[0]
+    return out[..., :dim] if out.shape[-1] != dim else out
+
+
+def _padded(t: torch.Tensor, alignment: int) -> torch.Tensor:
+    """``pad_last_dim``."""
+    rest = t.shape[-1] % alignment
+    return t if rest == 0 else torch.nn.functional.pad(t, (0, alignment - rest))
+
+
+def _converted(mask: torch.Tensor | None, dtype: torch.dtype, *, cudnn: bool) -> torch.Tensor | None:
+    """``convert_boolean_attn_mask``: a mask of truth values becomes 0 and -inf."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.full((), -math.inf, dtype=dtype, device=mask.device))
+
+
+def _aligned(mask: torch.Tensor, a: Attention) -> torch.Tensor:
+    """``preprocess_mask``: pad the last dimension to a multiple of 16, then expand."""
+    last = mask.shape[-1]
+    if last % 16:
+        mask = torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
+    return mask.expand(a.query.shape[0], a.query.shape[1], a.query.shape[2], a.key.shape[2])

@@ -1,0 +1,270 @@
+"""Where tensors are: ``.device``, ``.to("cuda")``, ``device=`` arguments, ``torch.cuda``.
+
+All tensors of a fake run are CPU tensors to torch. The recorder knows which storages are
+notionally on the device; this module translates between the two: what user code reads
+(``x.device``, ``x.is_cuda``, ``torch.cuda.is_available()``) speaks of the GPU, what torch
+is called with (``device="cuda"``) is made ``cpu`` and tells the recorder the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from fxmem.device import Device
+from fxmem.record import HOST, Recorder
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+
+
+def _asks_cuda(value: object) -> bool | None:
+    """True for a CUDA device, False for the CPU, None for what names neither."""
+    if isinstance(value, torch.device):
+        kind = value.type
+    elif isinstance(value, str):
+        kind = value.split(":", 1)[0]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        kind = "cuda"
+    else:
+        return None
+    return {"cuda": True, "cpu": False}.get(kind)
+
+
+class Places(TorchFunctionMode):
+    """Function mode that rewrites device arguments and notes where results go."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self._factories: frozenset[Any] = frozenset(_device_constructors())
+        self._special: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.to: self._to,
+            torch.Tensor.cuda: self._cuda,
+            torch.Tensor.cpu: self._cpu,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        special = self._special.get(func)
+        if special is not None:
+            return special(func, args, kwargs or {})
+        if func in self._factories:
+            return self._factory(func, args, kwargs or {})
+        if kwargs:
+            if kwargs.get("device") is not None:
+                return self._placed(func, args, kwargs)
+            return func(*args, **kwargs)
+        return func(*args)
+
+    def _factory(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cuda = _asks_cuda(kwargs.get("device"))
+        if kwargs.get("device") is not None and cuda is None:
+            return func(*args, **kwargs)
+        if cuda is not None:
+            kwargs = {**kwargs, "device": CPU}
+        kwargs.pop("pin_memory", None)
+        recorder = self.recorder
+        before = recorder.factory_on_device, recorder.place
+        recorder.factory_on_device = recorder.place = bool(cuda)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            recorder.factory_on_device, recorder.place = before
+
+    def _placed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cuda = _asks_cuda(kwargs["device"])
+        if cuda is None:
+            return func(*args, **kwargs)
+        with self._going(cuda):
+            return func(*args, **{**kwargs, "device": CPU})
+
+    @contextlib.contextmanager
+    def _going(self, cuda: bool) -> Iterator[None]:
+        before = self.recorder.place
+        self.recorder.place = cuda
+        try:
+            yield
+        finally:
+            self.recorder.place = before
+
+    def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor, rest = args[0], list(args[1:])
+        cuda: bool | None = None
+        for i, value in enumerate(rest):
+            if isinstance(value, torch.Tensor):
+                cuda = self.recorder.storage_index(value) != HOST
+            elif (asked := _asks_cuda(value)) is not None and not (i > 0 and isinstance(value, int)):
+                cuda, rest[i] = asked, CPU
+        if (asked := _asks_cuda(kwargs.get("device"))) is not None:
+            cuda, kwargs = asked, {**kwargs, "device": CPU}
+        return self._move(func, tensor, cuda, rest, kwargs)
+
+    def _cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._move(torch.Tensor.to, args[0], True, [CPU], {})
+
+    def _cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._move(torch.Tensor.to, args[0], False, [CPU], {})
+
+    def _move(self, func: Any, tensor: torch.Tensor, cuda: bool | None, rest: list[Any], kwargs: dict[str, Any]) -> Any:
+        if cuda is None or cuda == (self.recorder.storage_index(tensor) != HOST):
+            return func(tensor, *rest, **kwargs)
+        with self._going(cuda):
+            return func(tensor, *rest, **{**kwargs, "copy": True})
+
+
+def _attributes(recorder: Recorder) -> list[tuple[type, str, Any]]:
+    """Class attributes to replace while the personality is on."""
+    fake_device: Any = FakeTensor.device
+
+    def device_of_fake(t: Any) -> torch.device:
+        if recorder.busy or t.fake_mode.in_kernel_invocation or t.fake_device.type != "cpu":
+            device: torch.device = fake_device.fget(t)
+            return device
+        return CUDA if recorder.on_device(t) else CPU
+
+    base_device: Any = torch._C.TensorBase.device
+
+    def device_of_real(t: torch.Tensor) -> torch.device:
+        device: torch.device = base_device.__get__(t)
+        return CUDA if device.type == "cpu" and not recorder.busy and recorder.on_device(t) else device
+
+    def is_cuda(t: torch.Tensor) -> bool:
+        return not recorder.busy and recorder.on_device(t)
+
+    def is_cpu(t: torch.Tensor) -> bool:
+        return not is_cuda(t)
+
+    def get_device(t: torch.Tensor) -> int:
+        return 0 if is_cuda(t) else -1
+
+    return [
+        (FakeTensor, "device", property(device_of_fake)),
+        (torch.Tensor, "device", property(device_of_real)),
+        (torch.Tensor, "is_cuda", property(is_cuda)),
+        (torch.Tensor, "is_cpu", property(is_cpu)),
+        (torch.Tensor, "get_device", get_device),
+    ]
+
+
+class _Stream:
+    """Stands for a CUDA stream or event: everything is done at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.cuda_stream = 0
+        self.device = CUDA
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: True if name == "query" else 0.0 if name == "elapsed_time" else None
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _module_functions(device: Device) -> list[tuple[Any, str, Any]]:
+    """Functions of ``torch`` and ``torch.cuda`` to replace: answers as on the target GPU."""
+    major, minor = divmod(int(device.arch.removeprefix("sm_").rstrip("af")), 10)
+    capacity = device.capacity_bytes or 1 << 40
+    properties = types.SimpleNamespace(
+        name=device.title, major=major, minor=minor, total_memory=capacity,
+        multi_processor_count=device.sm_count or 1, warp_size=32,
+    )  # fmt: skip
+
+    def nothing(*_: object, **__: object) -> None:
+        return None
+
+    def zero(*_: object, **__: object) -> int:
+        return 0
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: major >= 8,
+        "device_count": lambda: 1,
+        "current_device": zero,
+        "get_device_name": lambda *_: device.title,
+        "get_device_capability": lambda *_: (major, minor),
+        "get_device_properties": lambda *_: properties,
+        "mem_get_info": lambda *_: (capacity, capacity),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": nothing,
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "is_current_stream_capturing": lambda: False,
+        "current_stream": _Stream,
+        "default_stream": _Stream,
+        "Stream": _Stream,
+        "Event": _Stream,
+        "stream": _Stream,
+        "device": _Stream,
+        "memory_stats": lambda *_: {},
+    }
+    for name in ("init", "_lazy_init", "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats",
+                 "manual_seed", "manual_seed_all", "ipc_collect"):  # fmt: skip
+        answers[name] = nothing
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        answers[name] = zero
+    return [(torch.cuda, name, value) for name, value in answers.items()]
+
+
+def _autocast_functions() -> list[tuple[Any, str, Any]]:
+    """``torch.autocast("cuda")`` and its queries, on the CPU's autocast state."""
+
+    def as_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args = tuple("cpu" if a == "cuda" else a for a in args)
+            kwargs = {k: "cpu" if isinstance(v, str) and v == "cuda" else v for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+
+        return call
+
+    original: Any = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        original(self, device_type, dtype, enabled, cache_enabled)
+
+    names = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
+    patches: list[tuple[Any, str, Any]] = [(torch.autocast, "__init__", init)]
+    patches += [(torch, name, as_cpu(getattr(torch, name))) for name in names]
+    patches.append((torch, "get_autocast_gpu_dtype", lambda: torch.get_autocast_dtype("cpu")))
+    return patches
+
+
+_MISSING = object()
+
+
+@contextlib.contextmanager
+def replaced(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes of classes and modules; put back what was there, also after an error."""
+    before = [(owner, name, vars(owner).get(name, _MISSING)) for owner, name, _ in patches]
+    try:
+        for owner, name, value in patches:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
+    """Make code inside believe that device tensors are on ``device``."""
+    with replaced(_attributes(recorder) + _module_functions(device) + _autocast_functions()), Places(recorder):
+        yield

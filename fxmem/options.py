@@ -1,0 +1,158 @@
+"""The command line's words, parsed once into a Workload and a Device. No torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fxmem.device import Device, find_device
+from fxmem.errors import UsageError
+from fxmem.report import FORMATS
+from fxmem.units import parse_size
+from fxmem.workload import AMP_DTYPES, FLOAT_DTYPES, ConvWorkspace, InputSpec, Mode, Workload
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DEFAULTS = Workload()
+
+
+def parse_input(text: str) -> InputSpec:
+    """Read ``--input``.
+
+    Args:
+        text: ``[NAME=]SHAPE[:DTYPE]`` without the batch dimension; an empty shape is one
+            number per sample.
+
+    Raises:
+        UsageError: The text is no shape.
+
+    >>> parse_input("input_ids=128:int64")
+    InputSpec(name='input_ids', shape=(128,), dtype='int64')
+    >>> parse_input("3x224x224").shape
+    (3, 224, 224)
+    >>> parse_input("labels=:int64").shape
+    ()
+    """
+    name, equals, rest = text.rpartition("=")
+    shape, colon, dtype = rest.partition(":")
+    sizes = shape.split("x") if shape else []
+    well_named = not equals or name.isidentifier()
+    if not (rest and well_named and all(size.isdecimal() for size in sizes) and bool(colon) == bool(dtype)):
+        raise UsageError(
+            f"{text!r} is not an input",
+            where="--input",
+            hint="write it as [NAME=]SHAPE[:DTYPE] without the batch: 3x224x224, input_ids=128:int64",
+        )
+    return InputSpec(name or None, tuple(map(int, sizes)), dtype.removeprefix("torch.") or None)
+
+
+def parse_assignment(text: str) -> tuple[str, object]:
+    """Read ``--model-arg``; a value that is no Python literal is a string.
+
+    >>> parse_assignment("layers=[3, 4]"), parse_assignment("act=gelu")
+    (('layers', [3, 4]), ('act', 'gelu'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(f"{text!r} is not KEY=VALUE", where="--model-arg", hint="write it as depth=12")
+    try:
+        return key.strip(), ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError):
+        return key.strip(), _WORDS.get(value.strip().lower(), value)
+
+
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
+
+_WORKLOAD = (
+    click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in a batch."),
+    click.option("--mode", type=click.Choice(tuple(map(str, Mode))), default=str(Mode.INFERENCE), show_default=True,
+                 help="How the model is used."),
+    click.option("--dtype", type=click.Choice(FLOAT_DTYPES), default=_DEFAULTS.dtype, show_default=True,
+                 help="Of the weights and floating inputs."),
+    click.option("--amp", type=click.Choice(AMP_DTYPES), help="Autocast to this type."),
+    click.option("--optimizer", metavar="NAME", default=_DEFAULTS.optimizer, show_default=True,
+                 help="sgd, sgd-momentum, adam, adamw, adamw-fused, ..."),
+    click.option("--input", "inputs", type=parse_input, multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
+                 help="An input without the batch: 3x224x224, input_ids=128:int64. Repeatable."),
+    click.option("--image", type=click.IntRange(min=1), metavar="N",
+                 help=f"Image height and width.  [default: the model's own, else {_DEFAULTS.image}]"),
+    click.option("--seq", type=click.IntRange(min=1), default=_DEFAULTS.seq, show_default=True, metavar="N",
+                 help="Tokens in a sample."),
+    click.option("--model-arg", "model_args", type=parse_assignment, multiple=True, metavar="KEY=VALUE",
+                 help="Keyword of the factory, or value of the config. Repeatable."),
+    click.option("--attn", type=click.Choice(("eager", "sdpa")), help="Attention of transformers models."),
+    click.option("--channels-last", is_flag=True, help="Use the channels-last memory format."),
+    click.option("--checkpoint", is_flag=True, help="Recompute activations in the backward pass."),
+    click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+                 help="Micro-batches in a step."),
+    click.option("--clip", is_flag=True, help="Clip the gradients' norm before the optimizer's step."),
+    click.option("--steps", type=click.IntRange(min=1), metavar="N",
+                 help="Steps of the loop.  [default: 3 in training, else 2]"),
+    click.option("--no-foreach", is_flag=True, help="Let the optimizer go tensor by tensor."),
+    click.option("--conv-workspace", type=click.Choice(tuple(map(str, ConvWorkspace))),
+                 default=str(ConvWorkspace.AUTO), show_default=True, help="Whether cuDNN's workspaces count."),
+    click.option("--prompt", type=click.IntRange(min=1), metavar="N",
+                 help="Prompt tokens in generation.  [default: --seq]"),
+    click.option("--new-tokens", type=click.IntRange(min=1), default=_DEFAULTS.new_tokens, show_default=True,
+                 metavar="N", help="Tokens to generate."),
+)  # fmt: skip
+
+_DEVICE = (
+    click.option("--device", metavar="NAME|SIZE",
+                 help="The GPU, or its memory: t4, rtx-4090, 24GiB.  [default: h200's rules without a limit]"),
+    click.option("--arch", metavar="sm_XX", help="Architecture, where it is not the device's."),
+    click.option("--context", type=parse_size, metavar="SIZE", help="Size of the CUDA context."),
+    click.option("--safety", type=click.FloatRange(0.0, 1.0, max_open=True), metavar="F",
+                 help="Share of the device to keep free in the largest batch."),
+    click.option("--reserve", type=parse_size, metavar="SIZE", help="Memory of the device that others use."),
+)  # fmt: skip
+
+_OUTPUT = (
+    click.option("--format", "format_name", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True,
+                 help="How to write the report."),
+    click.option("--output", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+                 help="Write the report there instead of to the terminal."),
+    click.option("--debug", is_flag=True, help="Show tracebacks and the libraries' warnings."),
+)  # fmt: skip
+
+
+def shared_options(command: Command) -> Command:
+    """Give a command the options of every command that takes a target."""
+    for option in reversed((*_WORKLOAD, *_DEVICE, *_OUTPUT)):
+        command = option(command)
+    return command
+
+
+def workload_from(options: Mapping[str, Any]) -> Workload:
+    """The workload that the options ask for.
+
+    Raises:
+        UsageError: Two options contradict each other, or a value is out of range.
+    """
+    named = [spec.name for spec in options["inputs"] if spec.name is not None]
+    if repeated := {name for name in named if named.count(name) > 1}:
+        raise UsageError(f"--input names {', '.join(sorted(repeated))} twice")
+    image = options["image"]
+    same = ("batch", "dtype", "amp", "optimizer", "inputs", "seq", "model_args", "attn", "channels_last", "checkpoint")
+    also = ("accumulate", "clip", "steps", "prompt", "new_tokens")
+    return Workload(
+        mode=Mode(options["mode"]),
+        image=_DEFAULTS.image if image is None else image,
+        image_given=image is not None,
+        foreach=not options["no_foreach"],
+        conv_workspace=ConvWorkspace(options["conv_workspace"]),
+        **{name: options[name] for name in (*same, *also)},
+    )
+
+
+def device_from(options: Mapping[str, Any]) -> Device:
+    """The device that the options name.
+
+    Raises:
+        UsageError: No such device, size or architecture.
+    """
+    return find_device(options["device"], arch=options["arch"], context=options["context"])

@@ -1,0 +1,51 @@
+"""Reporters: an estimate in, a string out.
+
+A reporter sees the mapping that ``Estimate.to_dict()`` returns, which is also what
+``--format json`` prints, so adding an output touches no other file than :data:`REPORTERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from fxmem.report.json import JsonReporter
+from fxmem.report.markdown import MarkdownReporter
+from fxmem.report.table import TableReporter
+
+__all__ = ["FORMATS", "Reporter", "reporter"]
+
+
+class Reporter(Protocol):
+    """One output format; its options are its fields."""
+
+    name: ClassVar[str]
+    """The spelling on the command line."""
+
+    def render(self, report: Mapping[str, Any]) -> str:
+        """Turn an estimate's mapping into the text, without a line break at its end."""
+        ...
+
+
+FORMATS = (TableReporter.name, JsonReporter.name, MarkdownReporter.name)
+
+
+def reporter(name: str, *, depth: int | None = None) -> Reporter:
+    """The reporter of a format.
+
+    Args:
+        name: One of :data:`FORMATS`.
+        depth: Levels of the per-module table, ``None`` for none. JSON carries every module.
+
+    Raises:
+        KeyError: No such format.
+
+    >>> reporter("json").name
+    'json'
+    """
+    makers: dict[str, Reporter] = {
+        TableReporter.name: TableReporter(depth=depth),
+        JsonReporter.name: JsonReporter(),
+        MarkdownReporter.name: MarkdownReporter(depth=depth),
+    }
+    return makers[name]

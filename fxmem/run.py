@@ -1,0 +1,193 @@
+"""The reference loop that design part 1 describes, run once under the recorder.
+
+It is the plain script that people write. Names stay bound as they would there: output and
+loss live until the next step rebinds them, inputs are made once and stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fxmem.errors import UsageError
+from fxmem.modulepath import module_paths
+from fxmem.optimizers import make_optimizer
+from fxmem.record import Recorder, tensors_in
+from fxmem.source import Inputs, Source
+from fxmem.tape import Phase, Role
+from fxmem.workload import Mode, Workload
+
+
+def run(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
+    """Move model and inputs to the device and run the steps.
+
+    Args:
+        source: Model on fake parameters, and its loss.
+        inputs: Made for the batch size to record.
+        workload: What to run.
+        recorder: Active dispatch mode that writes the run down.
+        steps: Steps to run.
+    """
+    model = source.module
+    model.train(workload.training)
+    _to_device(model, recorder)
+    _adopt_inputs(inputs, recorder)
+    with module_paths(model, recorder), _collected_at_steps():
+        if workload.mode is Mode.TRAINING:
+            _train(source, inputs, workload, recorder, steps)
+        elif workload.mode is Mode.GENERATION:
+            _generate(source, inputs, workload, recorder, steps)
+        else:
+            _infer(source, inputs, workload, recorder, steps)
+
+
+# ------------------------------------------------------------------ setup
+def _to_device(model: nn.Module, recorder: Recorder) -> None:
+    """Adopt parameters and buffers in the order in which ``Module.to`` copies them."""
+    seen: set[int] = set()
+
+    def visit(module: nn.Module, path: str) -> None:
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{path}.{name}" if path else name)
+        for role, table in ((Role.PARAMETER, module._parameters), (Role.BUFFER, module._buffers)):
+            for name, tensor in table.items():
+                if tensor is not None and id(tensor) not in seen and tensor.layout is torch.strided:
+                    seen.add(id(tensor))
+                    recorder.adopt(tensor, role, f"{path}.{name}" if path else name, path)
+
+    visit(model, "")
+
+
+def _adopt_inputs(inputs: Inputs, recorder: Recorder) -> None:
+    named = [(f"args[{i}]", a) for i, a in enumerate(inputs.args)]
+    named += list(inputs.kwargs.items())
+    named.append(("target", inputs.target))
+    seen: set[int] = set()
+    for name, tree in named:
+        for tensor in tensors_in(tree):
+            if id(tensor) not in seen and id(tensor) not in inputs.host and tensor.layout is torch.strided:
+                seen.add(id(tensor))
+                recorder.adopt(tensor, Role.INPUT, name)
+
+
+@contextlib.contextmanager
+def _collected_at_steps() -> Iterator[None]:
+    """Take the cycle collector's timing out of the run: it would differ from run to run."""
+    was_enabled = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+# ------------------------------------------------------------------ loops
+def _cast(workload: Workload) -> contextlib.AbstractContextManager[Any]:
+    if workload.amp is None:
+        return contextlib.nullcontext()
+    return torch.autocast("cuda", dtype=getattr(torch, workload.amp))
+
+
+def _infer(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
+    model, args, kwargs = source.module, inputs.args, inputs.kwargs
+    recorder.phase = Phase.FORWARD
+    for step in range(1, steps + 1):
+        recorder.begin_step(step)
+        with torch.no_grad(), _cast(workload):
+            y = model(*args, **kwargs)  # noqa: F841 - bound until the next step
+        gc.collect(0)
+    recorder.end_steps()
+
+
+def _train(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
+    model, args, kwargs = source.module, inputs.args, inputs.kwargs
+    params = list(model.parameters())
+    optimizer = make_optimizer(workload.optimizer, params, foreach=workload.foreach)
+    scaler = torch.amp.GradScaler("cuda", enabled=workload.amp == "float16")
+    for step in range(1, steps + 1):
+        recorder.begin_step(step)
+        for _ in range(workload.accumulate):
+            recorder.phase = Phase.FORWARD
+            with _cast(workload):
+                y = model(*args, **kwargs)
+                loss = source.loss(y) if source.loss is not None else default_loss(y, inputs.target)
+            scaled = scaler.scale(loss)
+            recorder.phase = Phase.BACKWARD
+            scaled.backward()
+            del scaled
+            recorder.name_gradients(params)
+        recorder.phase = Phase.OPTIMIZER
+        if workload.clip:
+            if optimizer is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(params, 1.0)
+        if optimizer is not None:
+            scaler.step(optimizer)
+            scaler.update()
+            recorder.name_optimizer_state(optimizer.state, params)
+            optimizer.zero_grad(set_to_none=True)
+        else:
+            model.zero_grad(set_to_none=True)
+        gc.collect(0)
+    recorder.end_steps()
+
+
+def _generate(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
+    model = source.module
+    if not hasattr(model, "generate"):
+        raise UsageError(
+            f"{type(model).__name__} has no generate()", hint="use --mode inference, or a target with generate()"
+        )
+    recorder.phase = Phase.FORWARD
+    for step in range(1, steps + 1):
+        recorder.begin_step(step)
+        left = [workload.new_tokens]
+
+        def stop(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            left[0] -= 1  # noqa: B023 - used within this iteration
+            if left[0] <= 0:  # noqa: B023
+                raise _Generated
+            return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+
+        with contextlib.suppress(_Generated), torch.no_grad(), _cast(workload):
+            generate: Any = model.generate
+            generate(
+                *inputs.args, **inputs.kwargs, max_new_tokens=workload.new_tokens, do_sample=False,
+                pad_token_id=1, eos_token_id=2, stopping_criteria=[stop],
+            )  # fmt: skip
+        gc.collect(0)
+    recorder.end_steps()
+
+
+class _Generated(Exception):  # noqa: N818 - not an error: ends the token loop from the host
+    pass
+
+
+def default_loss(y: Any, target: torch.Tensor | None) -> torch.Tensor:
+    """The loss where the target has none: see design part 1."""
+    own = getattr(y, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    if isinstance(y, dict):
+        floating = [t for t in y.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        if {"loss_classifier", "bbox_regression", "classification"} & set(y):
+            return sum(floating)  # type: ignore[return-value]
+        y = floating[0]
+    if isinstance(y, (tuple, list)):
+        if target is not None and all(isinstance(t, torch.Tensor) for t in y):  # auxiliary heads
+            return sum(functional.cross_entropy(t, target) * w for t, w in zip(y, (1.0, 0.3, 0.3)))  # type: ignore
+        y = y[0]
+    if target is not None and y.dim() == 2:
+        return functional.cross_entropy(y, target)
+    mean: torch.Tensor = y.float().mean()
+    return mean

@@ -1,0 +1,142 @@
+"""Runs a target on fake tensors and gives its tape and its ``torch.fx`` graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+
+from fxmem.cuda import personality
+from fxmem.device import Device
+from fxmem.errors import FxmemError, TraceError, UnsupportedOpError
+from fxmem.graph import to_graph
+from fxmem.notes import module_infos, to_tape
+from fxmem.record import OpNote, Recorder, StorageNote
+from fxmem.run import run
+from fxmem.source import Inputs, Source
+from fxmem.sourceline import innermost
+from fxmem.steady import extend
+from fxmem.tape import Tape
+from fxmem.workload import Workload
+
+RECORDED_STEPS = 2
+"""Steps that are run; later ones repeat the second if it leaves the state that it found."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One recorded run.
+
+    Attributes:
+        tape: The run as plain data.
+    """
+
+    tape: Tape
+    _ops: tuple[OpNote, ...]
+    _storages: tuple[StorageNote, ...]
+
+    @cached_property
+    def graph(self) -> fx.Graph:
+        """The ATen calls of the recorded steps as a ``torch.fx.Graph``, shapes in ``node.meta``."""
+        return to_graph(self._ops, self._storages)
+
+
+def trace(source: Source, workload: Workload, device: Device, fake_mode: FakeTensorMode, batch: int) -> Trace:
+    """Run the reference loop at a batch size and record it.
+
+    Args:
+        source: The model, as :func:`fxmem.source.load` built it with ``fake_mode``.
+        workload: What to run; its own batch size is not looked at.
+        device: The GPU to imitate.
+        fake_mode: Makes the fake tensors; not active.
+        batch: Samples in the inputs.
+
+    Raises:
+        TraceError: The run failed; says where in the user's code.
+        InputError: The inputs could not be made.
+    """
+    steps = workload.step_count
+    result = _record(source, workload, device, fake_mode, batch, min(steps, RECORDED_STEPS))
+    longer = extend(result.tape, steps)
+    if longer is None:
+        return _record(source, workload, device, fake_mode, batch, steps)
+    return Trace(longer, result._ops, result._storages)
+
+
+def _record(
+    source: Source, workload: Workload, device: Device, fake_mode: FakeTensorMode, batch: int, steps: int
+) -> Trace:
+    recorder = Recorder(fake_mode)
+    with source.opened(), _quiet_warnings():
+        inputs = source.inputs(batch)
+        with _explained(source, recorder, inputs), personality(recorder, device), recorder:
+            run(source, inputs, workload, recorder, steps)
+        modules = module_infos(source.module)
+        del inputs
+    tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
+    return Trace(tape, tuple(recorder.ops), tuple(recorder.storages))
+
+
+@contextlib.contextmanager
+def _quiet_warnings() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _explained(source: Source, recorder: Recorder, inputs: Inputs) -> Iterator[None]:
+    """Turn whatever the user's code raises into one sentence that says where."""
+    try:
+        yield
+    except FxmemError:
+        raise
+    except UnsupportedOperatorException as error:
+        raise UnsupportedOpError(
+            f"operator {error.func} has no fake kernel, so its result's shape is unknown",
+            where=_where(error, recorder, source),
+            hint="register one with torch.library.register_fake, or replace the operator",
+        ) from error
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        raise TraceError(
+            f"the model's run raised {type(error).__name__}: {text}",
+            where=_where(error, recorder, source),
+            hint=_hint(error, inputs),
+        ) from error
+
+
+def _where(error: BaseException, recorder: Recorder, source: Source) -> str:
+    line = innermost(error.__traceback__)
+    module = recorder.failed_in
+    place = line or source.name
+    return f"{place} (module {module})" if module else place
+
+
+def _hint(error: BaseException, inputs: Inputs) -> str:
+    text = str(error)
+    if "no fake impl" in text or "Meta" in text or "not implemented for" in text.lower():
+        return "register a fake kernel with torch.library.register_fake, or replace the operator"
+    if "more than 1 value per channel" in text:
+        return "batch norm needs two samples in training: try --batch 2"
+    if isinstance(error, TypeError) and "argument" in text:
+        return f"the inputs are {_shapes(inputs)}; name them by --input NAME=SHAPE or by inputs(batch) in model.py"
+    return f"the inputs are {_shapes(inputs)}; change them by --input or inputs(batch), or see --debug"
+
+
+def _shapes(inputs: Inputs) -> str:
+    def shape(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        return type(value).__name__
+
+    parts = [shape(a) for a in inputs.args] + [f"{k}={shape(v)}" for k, v in inputs.kwargs.items()]
+    return ", ".join(parts) or "none"

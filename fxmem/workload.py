@@ -1,0 +1,100 @@
+"""What is run: mode, batch, precision, optimizer, steps. Plain values, no torch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fxmem.errors import UsageError
+
+
+class Mode(str, enum.Enum):
+    """How the model is used."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+    GENERATION = "generation"
+
+    __str__ = str.__str__
+
+
+class ConvWorkspace(str, enum.Enum):
+    """Whether cuDNN's convolution workspaces are counted."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+    __str__ = str.__str__
+
+
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+AMP_DTYPES = ("float16", "bfloat16")
+
+
+class InputSpec(NamedTuple):
+    """One ``--input``: a tensor's shape without the batch dimension."""
+
+    name: str | None
+    """Keyword of ``forward``; ``None`` passes it by position."""
+    shape: tuple[int, ...]
+    dtype: str | None
+    """``None``: the workload's dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One reference loop, as design part 1 describes it.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
+
+    mode: Mode = Mode.INFERENCE
+    batch: int = 1
+    dtype: str = "float32"
+    """Of the weights and floating inputs."""
+    amp: str | None = None
+    """Autocast dtype; fp16 training also uses ``GradScaler``."""
+    optimizer: str = "adamw"
+    inputs: tuple[InputSpec, ...] = ()
+    image: int = 224
+    image_given: bool = False
+    """Whether the user named the image size, or the target's own default may be used."""
+    seq: int = 128
+    model_args: tuple[tuple[str, object], ...] = ()
+    attn: str | None = None
+    channels_last: bool = False
+    checkpoint: bool = False
+    accumulate: int = 1
+    clip: bool = False
+    steps: int | None = None
+    """``None``: 3 in training, 2 otherwise (design, part 1)."""
+    foreach: bool = True
+    conv_workspace: ConvWorkspace = ConvWorkspace.AUTO
+    prompt: int | None = None
+    """Prompt length in generation; ``None``: ``seq``."""
+    new_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch", 1), ("image", 1), ("seq", 1), ("accumulate", 1), ("new_tokens", 1)):
+            if getattr(self, name) < low:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}, it must be at least {low}")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"--steps is {self.steps}, it must be at least 1")
+        if self.dtype not in FLOAT_DTYPES:
+            raise UsageError(f"--dtype {self.dtype} is unknown", hint="use " + ", ".join(FLOAT_DTYPES))
+        if self.amp is not None and self.amp not in AMP_DTYPES:
+            raise UsageError(f"--amp {self.amp} is unknown", hint="use " + ", ".join(AMP_DTYPES))
+
+    @property
+    def step_count(self) -> int:
+        """Steps of the reference loop."""
+        if self.steps is not None:
+            return self.steps
+        return 3 if self.mode is Mode.TRAINING else 2
+
+    @property
+    def training(self) -> bool:
+        """Whether a backward pass runs."""
+        return self.mode is Mode.TRAINING

@@ -1,0 +1,154 @@
+"""Rows are computed apart from their rendering; the rendering is held by golden files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from reports import GIB, MIB, bare_report, tensor, training_report
+
+from fxmem.report import FORMATS, reporter
+from fxmem.report.modules import module_rows
+from fxmem.report.scaling import law_lines, law_rows
+from fxmem.report.sections import breakdown_rows, fits, headline, peak_rows, place_rows, sections, size, tensor_rows
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_training_golden(golden, name):
+    golden(f"report_training.{name}.txt", reporter(name, depth=1).render(training_report()) + "\n")
+
+
+@pytest.mark.parametrize("name", ["table", "markdown"])
+def test_bare_golden(golden, name):
+    golden(f"report_bare.{name}.txt", reporter(name).render(bare_report()) + "\n")
+
+
+def test_table_is_one_screen():
+    report = training_report()
+    report["peak_at"]["tensors"] *= 5
+    lines = reporter("table").render(report).splitlines()
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 100
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_long_names_keep_the_width():
+    report = training_report(target="a" * 40)
+    report["peak_at"]["tensors"] = [tensor(MIB, "temporaries", (1,) * 9, "block." * 30 + "end", "op" * 60)]
+    report["coverage"]["unmodelled"] = ["word " * 60]
+    lines = reporter("table").render(report).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("block.end" in line for line in lines)
+
+
+def test_json_is_the_mapping():
+    report = training_report()
+    assert json.loads(reporter("json").render(report)) == report
+
+
+def test_unknown_is_never_zero():
+    report = bare_report()
+    assert size(None) == "unknown"
+    assert peak_rows(report)[2] == (
+        "device",
+        "unknown",
+        "no measured CUDA context for h200; give its size with --context",
+    )
+    assert ("context", "unknown", "", "") in breakdown_rows(report)
+    assert law_lines(report) == ("unknown: the sizes were traced at this batch only",)
+    assert place_rows(report) == (("unknown", "the trace has no operator at the peak"),)
+
+
+def test_unmodelled_is_shown_in_every_text():
+    for name in ("table", "markdown", "json"):
+        text = reporter(name).render(bare_report()).replace("\\", "")
+        assert "my_ops.fused_rope: no rule for its workspace" in text
+
+
+def test_breakdown_shares():
+    rows = {row[0]: row for row in breakdown_rows(training_report())}
+    assert rows["activations"][1:3] == ("700.0 MiB", "53.8%")
+    assert rows["activations"][3] == "#" * 13
+    assert rows["optimizer state"][2] == "15.1%"
+    assert rows["context"][2:] == ("", "")
+    assert "workspaces" not in {row[0] for row in breakdown_rows(bare_report())}
+
+
+def test_it_fits():
+    assert fits(training_report())
+    rows = {row[0]: row for row in peak_rows(training_report())}
+    assert rows["fits"][1] == "yes"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_does_not_fit(known):
+    report = training_report()
+    report["device"]["capacity_bytes"] = GIB
+    if not known:
+        report["peak"]["device_bytes"] = None
+    assert not fits(report)
+    row = next(row for row in peak_rows(report) if row[0] == "fits")
+    assert row[1] == "no"
+    assert ("(unknown)" in row[2]) is not known
+
+
+def test_the_estimates_own_word_wins():
+    report = training_report(fits=False)
+    assert not fits(report)
+    assert "the allocator runs out of memory" in next(row for row in peak_rows(report) if row[0] == "fits")[2]
+
+
+def test_headline():
+    assert headline(training_report(amp="bfloat16")) == (
+        "examples/model.py: training, batch 8, float32, amp bfloat16, adamw",
+        "on rtx-6000-ada (sm_89, 48.00 GiB), torch 2.14.1",
+        "25.56 M parameters (97.5 MiB), 98.00 GFLOP in a forward pass",
+    )
+    assert headline(bare_report()) == (
+        "examples/model.py: inference, batch 8, float32",
+        "on h200 (sm_90, no memory limit), torch 2.14.1",
+    )
+
+
+def test_law():
+    assert law_rows(training_report()) == (
+        ("batch 1 to 3", "700.0 MiB + batch x 40.0 MiB requested at the peak"),
+        ("batch from 4 on", "457.0 MiB + batch x 95.0 MiB requested at the peak"),
+        ("largest batch", "480 (safety 0.05, 1.00 GiB kept for others)"),
+    )
+    piece = {"from_batch": 8, "to_batch": 8, "fixed_bytes": 5, "per_sample_bytes": 0}
+    many = training_report(scaling={"exact": False, "pieces": [piece] * 6}, max_batch={"batch": 0})
+    assert law_rows(many)[0] == ("batch 8", "5 B requested at the peak")
+    assert law_rows(many)[-1] == ("largest batch", "none: not even one sample fits")
+    assert len(law_lines(many)) == 2
+
+
+def test_setup_peak():
+    place = {"step": 0, "phase": "setup", "module": "", "op": None, "source": "", "tensors": []}
+    assert place_rows(training_report(peak_at=place)) == (("when", "while the model is moved to the device"),)
+
+
+def test_tensors_are_sorted_and_limited():
+    report = training_report()
+    report["peak_at"]["tensors"] = [tensor(n * MIB, "activations", (), "", "op") for n in range(1, 10)]
+    rows = tensor_rows(report)
+    assert [row[0] for row in rows] == ["9.0 MiB", "8.0 MiB", "7.0 MiB", "6.0 MiB", "5.0 MiB", "4.0 MiB"]
+    assert rows[0][2:] == ("-", "float32", "-", "op")
+
+
+def test_modules_by_depth():
+    names = [row[0] for row in module_rows(training_report(), 2)]
+    assert names == ["(model)", "layer1", "layer1.0"]
+    assert len(module_rows(training_report(), 0)) == 1
+
+
+def test_modules_are_optional():
+    titles = [section.title for section in sections(training_report())]
+    assert not any(title.startswith("Modules") for title in titles)
+    missing = next(part for part in sections(bare_report(), 1) if part.title.startswith("Modules"))
+    assert missing.lines == ("unknown: the trace lists no modules",)
+
+
+def test_markdown_escapes():
+    text = reporter("markdown").render(training_report(target="a|b_c"))
+    assert "a\\|b\\_c" in text

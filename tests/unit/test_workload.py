@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fxmem.errors import UsageError
+from fxmem.workload import Mode, Workload
+
+
+def test_steps_of_the_reference_loop():
+    assert Workload().step_count == 2
+    assert Workload(mode=Mode.GENERATION).step_count == 2
+    assert Workload(mode=Mode.TRAINING).step_count == 3
+    assert Workload(mode=Mode.TRAINING, steps=5).step_count == 5
+
+
+def test_only_training_trains():
+    assert [mode for mode in Mode if Workload(mode=mode).training] == [Mode.TRAINING]
+
+
+@pytest.mark.parametrize("name", ["batch", "image", "seq", "accumulate", "new_tokens", "steps"])
+def test_counts_are_positive(name):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is 0"):
+        Workload(**{name: 0})
+
+
+@pytest.mark.parametrize(("name", "value"), [("dtype", "float64"), ("amp", "float32")])
+def test_types_are_known(name, value):
+    with pytest.raises(UsageError, match=f"--{name} {value} is unknown") as caught:
+        Workload(**{name: value})
+    assert "bfloat16" in caught.value.hint
+
+
+def test_it_is_frozen_and_hashable():
+    workload = Workload()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        workload.batch = 2
+    assert hash(workload) == hash(Workload())
