@@ -322,52 +322,62 @@ def replay(tape: Tape, config: AllocatorConfig, capacity_bytes: int | None = Non
         The plan; where the device is too small, its ``oom`` says so.
     """
     allocator = CachingAllocator(config, capacity_bytes)
-    malloc, free = allocator.malloc, allocator.free
-    requests = [(storage.nbytes, storage.stream) for storage in tape.storages]
-    blocks: list[Block | None] = [None] * len(requests)
-    block_bytes = [0] * len(requests)
-    events = tape.events
-    peak = reserved_at_peak = index = 0
-    peak_event: int | None = None
-    oom: OutOfMemory | None = None
+    run = _Run(tape, allocator)
     sections: list[StepPeak] = []
-    for start, stop in pairwise((0, *tape.step_starts, len(events))):
+    for start, stop in pairwise((0, *tape.step_starts, len(tape.events))):
         allocator.reset_peaks()
-        try:
-            for index in range(start, stop):
-                event = events[index]
-                if event < 0:
-                    free(blocks[~event])
-                    continue
-                block = blocks[event] = malloc(*requests[event])
-                if block is not None:
-                    block_bytes[event] = block.size
-                    if allocator.allocated_bytes > peak:
-                        peak, peak_event = allocator.allocated_bytes, index
-                        reserved_at_peak = allocator.reserved_bytes
-        except OutOfMemoryError as error:
-            oom = _oom(error, index)
+        run.advance(start, stop)
         sections.append(StepPeak(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-        if oom is not None:
+        if run.oom is not None:
             break
     return Plan(
-        peak_allocated_bytes=peak,
+        peak_allocated_bytes=run.peak_bytes,
         peak_reserved_bytes=max(section.reserved_bytes for section in sections),
-        peak_event=peak_event,
-        reserved_at_peak_bytes=reserved_at_peak,
+        peak_event=run.peak_event,
+        reserved_at_peak_bytes=run.reserved_at_peak_bytes,
         steps=tuple(sections[1:]),
-        block_bytes=tuple(block_bytes),
+        block_bytes=tuple(run.block_bytes),
         cuda_mallocs=allocator.cuda_mallocs,
         retries=allocator.retries,
-        oom=oom,
+        oom=run.oom,
     )
 
 
-def _oom(error: OutOfMemoryError, event: int) -> OutOfMemory:
-    return OutOfMemory(
-        event=event,
-        requested_bytes=error.requested_bytes,
-        allocated_bytes=error.allocated_bytes,
-        reserved_bytes=error.reserved_bytes,
-        capacity_bytes=error.capacity_bytes,
-    )
+class _Run:
+    """A replay on its way: which block serves which storage, and the peak so far."""
+
+    def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
+        self.peak_bytes = 0
+        self.peak_event: int | None = None
+        self.reserved_at_peak_bytes = 0
+        self.block_bytes = [0] * len(tape.storages)
+        self.oom: OutOfMemory | None = None
+        self._blocks: list[Block | None] = [None] * len(tape.storages)
+        self._requests = [(storage.nbytes, storage.stream) for storage in tape.storages]
+        self._events = tape.events
+        self._allocator = allocator
+
+    def advance(self, start: int, stop: int) -> None:
+        """Replay the events [start, stop), or up to an allocation that fails."""
+        allocator, blocks = self._allocator, self._blocks
+        for index in range(start, stop):
+            event = self._events[index]
+            if event < 0:
+                allocator.free(blocks[~event])
+                continue
+            try:
+                block = blocks[event] = allocator.malloc(*self._requests[event])
+            except OutOfMemoryError as error:
+                self.oom = OutOfMemory(
+                    event=index,
+                    requested_bytes=error.requested_bytes,
+                    allocated_bytes=error.allocated_bytes,
+                    reserved_bytes=error.reserved_bytes,
+                    capacity_bytes=error.capacity_bytes,
+                )
+                return
+            if block is not None:
+                self.block_bytes[event] = block.size
+                if allocator.allocated_bytes > self.peak_bytes:
+                    self.peak_bytes, self.peak_event = allocator.allocated_bytes, index
+                    self.reserved_at_peak_bytes = allocator.reserved_bytes

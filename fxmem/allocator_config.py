@@ -4,9 +4,10 @@ Sources, here and in the other ``allocator*`` modules. ``cpp`` is PyTorch's
 ``c10/cuda/CUDACachingAllocator.cpp`` and ``config`` its ``c10/core/AllocatorConfig.{h,cpp}``, both at
 v2.14.1 (commit 5c4886908584029761b579af026dcfb627c84070); ``cpp#L3705`` stands for
 https://github.com/pytorch/pytorch/blob/v2.14.1/c10/cuda/CUDACachingAllocator.cpp#L3705. The text was
-read at ROCm/pytorch@08b2238dae4ff76789018396755e731d05c9ac40 and pytorch/pytorch@001074d2; what 2.14.1
-does differently comes from the pull requests named at the rule, and every rule is checked against the
-2.14.1 binary by ``calibration/allocator_differential.py``.
+read at ROCm/pytorch@08b2238dae4ff76789018396755e731d05c9ac40 and pytorch/pytorch@001074d2; the lines in
+2.14.1 come from a public index of that file and from the assertion texts in its binary, and what it does
+differently from the pull requests named at the rule. ``calibration/allocator_differential.py`` checks
+every rule against that binary.
 """
 
 from __future__ import annotations

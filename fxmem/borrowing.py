@@ -106,7 +106,7 @@ class _Loan:
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
                 old = cell.cell_contents
-                if isinstance(old, (Tensor, list, dict, tuple)):
+                if isinstance(old, (Tensor, nn.Module, list, dict, tuple, FunctionType)):
                     new = self.take(old)
                     if new is not old:
                         cell.cell_contents = new

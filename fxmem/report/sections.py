@@ -101,11 +101,12 @@ def _fit_rows(report: Mapping[str, Any]) -> list[Row]:
     if capacity is None:
         return []
     room = capacity - needed_bytes(report)
-    unknown = ", before the CUDA context (unknown)" if report["peak"]["device_bytes"] is None else ""
     if fits(report):
+        unknown = ", before the CUDA context (unknown)" if report["peak"]["device_bytes"] is None else ""
         return [("fits", "yes", f"{format_size(room)} of {format_size(capacity)} left{unknown}")]
-    short = f"by {format_size(-room)}" if room < 0 else "the allocator runs out of memory"
-    return [("fits", "no", f"{short}: the device has {format_size(capacity)}{unknown}")]
+    if room < 0:
+        return [("fits", "no", f"{format_size(-room)} more than the device's {format_size(capacity)}")]
+    return [("fits", "no", f"out of memory at {format_size(capacity)}; the peaks above are those until then")]
 
 
 def needed_bytes(report: Mapping[str, Any]) -> int:

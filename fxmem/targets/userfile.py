@@ -158,11 +158,9 @@ def _named(module: ModuleType, attribute: str, where: str) -> object:
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise SourceError(
-                f"it defines no {attribute!r}",
-                where=where,
-                hint=nearest(attribute, _public(module)) or f"it defines {_listed(_public(module))}",
-            )
+            known = [name for name in vars(found) if not name.startswith("_")]
+            hint = nearest(part, known) or f"it defines {_listed(_public(module) or known)}"
+            raise SourceError(f"it defines no {attribute!r}", where=where, hint=hint)
         found = getattr(found, part)
     return found
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import resource
 import sys
@@ -27,10 +26,14 @@ def test_parameters_are_fake_and_buffers_real(fake_mode):
     with building(fake_mode):
         norm = nn.BatchNorm1d(4)
         frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
-    assert isinstance(norm.weight, FakeTensor) and isinstance(norm.weight, nn.Parameter)
-    assert norm.weight.fake_mode is fake_mode and norm.weight.device.type == "cpu" and norm.weight.requires_grad
+    assert isinstance(norm.weight, FakeTensor)
+    assert isinstance(norm.weight, nn.Parameter)
+    assert norm.weight.fake_mode is fake_mode
+    assert norm.weight.device.type == "cpu"
+    assert norm.weight.requires_grad
     assert not frozen.requires_grad
-    assert not isinstance(norm.running_var, FakeTensor) and norm.running_var.tolist() == [1.0] * 4
+    assert not isinstance(norm.running_var, FakeTensor)
+    assert norm.running_var.tolist() == [1.0] * 4
     assert [n for n, _ in norm.named_parameters()] == ["weight", "bias"]
 
 
@@ -66,7 +69,8 @@ def test_small_values_stay_known(fake_mode):
 def test_nothing_large_is_allocated(fake_mode, make):
     with building(fake_mode):
         made = make()
-    assert isinstance(made, FakeTensor) and made.numel() > REAL_LIMIT
+    assert isinstance(made, FakeTensor)
+    assert made.numel() > REAL_LIMIT
 
 
 def test_ties_and_references_survive_conversions(fake_mode):
@@ -77,7 +81,8 @@ def test_ties_and_references_survive_conversions(fake_mode):
         kept = [one.weight]
         model.half()
         model.to(device="cuda", memory_format=torch.channels_last)
-    assert one.weight is two.weight is kept[0] and one.weight.dtype == torch.float16
+    assert one.weight is two.weight is kept[0]
+    assert one.weight.dtype == torch.float16
     assert model[2]._flat_weights[0] is model[2].weight_ih_l0
     assert len(list(model.parameters())) == 3 + 4
 
@@ -115,8 +120,11 @@ def test_host_tensors_are_noted(fake_mode):
     with building(fake_mode) as devices:
         host = torch.zeros(4, 2, device="cpu")
         moved = host.cuda()
-        assert devices.on_host(host) and devices.on_host(host.view(8)) and devices.on_host(torch.ones(2).cpu())
-        assert not devices.on_host(moved) and not devices.on_host(torch.ones(2))
+        assert devices.on_host(host)
+        assert devices.on_host(host.view(8))
+        assert devices.on_host(torch.ones(2).cpu())
+        assert not devices.on_host(moved)
+        assert not devices.on_host(torch.ones(2))
         assert not devices.on_host(host + torch.ones(2))
 
 
@@ -132,7 +140,7 @@ def test_scope_is_undone_after_an_error(fake_mode):
 def test_deepcopy_keeps_the_mode_and_ties(fake_mode):
     with building(fake_mode):
         layer = nn.TransformerEncoderLayer(8, 2)
-        encoder = nn.TransformerEncoder(layer, 3)
+        encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
         pair = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         pair[1].weight = pair[0].weight
         twin = copy.deepcopy(pair)
@@ -149,7 +157,8 @@ def test_parameter_subclasses_and_parametrizations(fake_mode):
         scale = Scale(torch.ones(3))
         normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))
         spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5))
-    assert isinstance(scale, Scale) and isinstance(scale, FakeTensor)
+    assert isinstance(scale, Scale)
+    assert isinstance(scale, FakeTensor)
     assert normed.weight.shape == spectral.weight.shape == (5, 4)
 
 
@@ -240,18 +249,25 @@ def test_everything_is_given_back(fails, fake_mode):
         with borrowed(net, fake_mode):
             net.register_forward_hook(lambda *_: None)
             run_once(net, fake_mode)
-            assert net.head.weight is net.embed.weight and isinstance(net.embed.weight, FakeTensor)
-            assert net.embed.weight.grad is not None and net.scale is not scale
+            assert net.head.weight is net.embed.weight
+            assert isinstance(net.embed.weight, FakeTensor)
+            assert net.embed.weight.grad is not None
+            assert net.scale is not scale
             net.scale.add_(1)
             if fails:
-                raise ZeroDivisionError
+                1 / 0  # noqa: B018
     except ZeroDivisionError:
         assert fails
     assert state(net) == before
     assert all(torch.equal(v, values[k]) for k, v in net.state_dict().items())
-    assert net.scale is scale and scale.tolist() == [1] * 4
-    assert net.seen == [] and net.cache is cache and cache == {"calls": 0, "last": deque([1])} and net.names == {"a"}
-    assert net.refs[0] is net.embed.weight and not hasattr(net, "late")
+    assert net.scale is scale
+    assert scale.tolist() == [1] * 4
+    assert net.seen == []
+    assert net.cache is cache
+    assert cache == {"calls": 0, "last": deque([1])}
+    assert net.names == {"a"}
+    assert net.refs[0] is net.embed.weight
+    assert not hasattr(net, "late")
 
 
 def test_closures_hooks_and_patched_forwards(fake_mode):
@@ -264,7 +280,9 @@ def test_closures_hooks_and_patched_forwards(fake_mode):
     with borrowed(net, fake_mode), fake_mode:
         net(torch.zeros(2, 4)).sum().backward()
         assert net.extra.grad is not None
-    assert weight.grad is None and net.extra is weight and log == []
+    assert weight.grad is None
+    assert net.extra is weight
+    assert log == []
     assert net(torch.zeros(2, 4)).tolist() == [[0.0] * 4] * 2
 
 
@@ -275,15 +293,14 @@ def test_closures_hooks_and_patched_forwards(fake_mode):
 def test_parametrized_modules(norm, fake_mode):
     net = norm(nn.Linear(4, 4))
     fake_mode.allow_non_fake_inputs = True
-    before, weight = state(net), net.weight.clone()
+    before, values = state(net), {k: v.clone() for k, v in net.state_dict().items()}
     with borrowed(net, fake_mode):
         run = torch.optim.SGD(net.parameters(), 0.1)
         with fake_mode:
             net(torch.zeros(2, 4)).sum().backward()
             run.step()
-    after = state(net)
-    assert after == before
-    assert torch.equal(net.eval().weight, weight) or norm is nn.utils.parametrizations.spectral_norm
+    assert state(net) == before
+    assert all(torch.equal(v, values[k]) for k, v in net.state_dict().items())
 
 
 def test_recurrent_module(fake_mode):
@@ -291,7 +308,8 @@ def test_recurrent_module(fake_mode):
     with borrowed(net, fake_mode), fake_mode:
         net(torch.zeros(2, 1, 3))[0].sum().backward()
         assert net.weight_ih_l0.grad is not None
-    assert net._flat_weights[0] is net.weight_ih_l0 and net.weight_ih_l0.grad is None
+    assert net._flat_weights[0] is net.weight_ih_l0
+    assert net.weight_ih_l0.grad is None
 
 
 def test_a_module_on_the_meta_device(fake_mode):
@@ -310,11 +328,3 @@ def test_attributes_of_parameters_are_kept(fake_mode):
         assert net.weight.no_decay
         net(torch.zeros(1, 2)).sum().backward()
     assert calls == [1]
-
-
-def test_borrowing_leaves_no_reference_behind(fake_mode):
-    net = nn.Linear(2, 2)
-    with borrowed(net, fake_mode):
-        fake = net.weight
-    gc.collect()
-    assert not any(o is net.__dict__ for o in gc.get_referrers(fake))
