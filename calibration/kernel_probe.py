@@ -10,6 +10,7 @@ its result requires grad, backward. Library workspaces that are kept are left ou
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -476,6 +477,11 @@ def clip_grad(t):
     for p in params:
         p.grad = torch.empty_like(p)
     nn.utils.clip_grad_norm_(params, 1.0)
+
+
+sys.modules.setdefault("kernel_probe", sys.modules[__name__])
+for _path in sorted(Path(__file__).parent.glob("probe_*.py")):  # more programs: `from kernel_probe import program`
+    importlib.import_module(_path.stem)
 
 
 def run(name):

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from fxmem.record import NODE_SHIFT, OpNote, StorageNote, TensorNote
+from fxmem.ledger import NODE_SHIFT, StorageNote, TensorNote
+from fxmem.record import OpNote
 from fxmem.tape import Ref
 
 
@@ -67,7 +68,7 @@ class _Writer:
 
     def _argument(self, value: object, op: OpNote) -> Any:
         if isinstance(value, Ref):
-            return self._source(op.inputs[value.index])
+            return self._source(op.inputs[value.at])
         if isinstance(value, tuple):
             return [self._argument(v, op) for v in value]
         return value

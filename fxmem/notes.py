@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from fxmem.record import OpNote, Recorder, StorageNote, TensorNote
+from fxmem.ledger import StorageNote, TensorNote
+from fxmem.record import OpNote, Recorder
 from fxmem.tape import ModuleInfo, Op, Phase, Ref, Role, Storage, Tape, TensorMeta
 
 
@@ -145,7 +146,7 @@ def _flops(note: OpNote) -> int:
 
     def shaped(value: object) -> object:
         if isinstance(value, Ref):
-            return torch.Size(note.inputs[value.index].shape)
+            return torch.Size(note.inputs[value.at].shape)
         return [shaped(v) for v in value] if type(value) is tuple else value
 
     outputs = [torch.Size(n.shape) for n in note.outputs]

@@ -60,7 +60,7 @@ def _to_device(model: nn.Module, recorder: Recorder) -> None:
             for name, tensor in table.items():
                 if tensor is not None and id(tensor) not in seen and tensor.layout is torch.strided:
                     seen.add(id(tensor))
-                    recorder.adopt(tensor, role, f"{path}.{name}" if path else name, path)
+                    recorder.ledger.adopt(tensor, role, f"{path}.{name}" if path else name, path)
 
     visit(model, "")
 
@@ -74,7 +74,7 @@ def _adopt_inputs(inputs: Inputs, recorder: Recorder) -> None:
         for tensor in tensors_in(tree):
             if id(tensor) not in seen and id(tensor) not in inputs.host and tensor.layout is torch.strided:
                 seen.add(id(tensor))
-                recorder.adopt(tensor, Role.INPUT, name)
+                recorder.ledger.adopt(tensor, Role.INPUT, name)
 
 
 @contextlib.contextmanager

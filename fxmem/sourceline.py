@@ -22,7 +22,7 @@ class SourceLines:
 
     def current(self) -> str:
         """``path:line`` of the innermost frame that is neither torch's nor fxmem's, else empty."""
-        frame = sys._getframe(2)
+        frame = sys._getframe(1)
         kinds = self._kinds
         while frame is not None:
             code = frame.f_code

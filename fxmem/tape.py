@@ -60,7 +60,7 @@ class TensorMeta(NamedTuple):
 class Ref(NamedTuple):
     """A tensor's place in :attr:`Op.args`: the index into ``Op.inputs``."""
 
-    index: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

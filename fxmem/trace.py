@@ -17,7 +17,8 @@ from fxmem.device import Device
 from fxmem.errors import FxmemError, TraceError, UnsupportedOpError
 from fxmem.graph import to_graph
 from fxmem.notes import module_infos, to_tape
-from fxmem.record import OpNote, Recorder, StorageNote
+from fxmem.ledger import StorageNote
+from fxmem.record import OpNote, Recorder
 from fxmem.run import run
 from fxmem.source import Inputs, Source
 from fxmem.sourceline import innermost

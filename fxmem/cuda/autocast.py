@@ -39,11 +39,10 @@ FLOAT32_UNLESS_GIVEN = (
     "linalg_matrix_norm.str_ord sum sum.dim_IntList"
 ).split()
 PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
-PROMOTE_LISTS = "stack cat".split()
 APPEND_DTYPE = "norm.Scalar norm.ScalarOpt_dim".split()
 BANNED = "binary_cross_entropy".split()
 CPU_ONLY = (
-    "avg_pool3d binary_cross_entropy grid_sampler polar prod quantile quantile.scalar nanquantile nanquantile.scalar "
+    "cat stack index_copy avg_pool3d binary_cross_entropy grid_sampler polar prod quantile quantile.scalar nanquantile nanquantile.scalar "
     "stft stft.center cdist grid_sampler_2d grid_sampler_3d trace view_as_complex cholesky cholesky_inverse "
     "cholesky_solve inverse lu_solve orgqr ormqr pinverse max_pool3d max_unpool2d max_unpool3d adaptive_avg_pool3d "
     "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d replication_pad3d mse_loss "
@@ -86,7 +85,7 @@ class Autocast:
         for names, make in (
             (CPU_ONLY, self._unchanged), (LOWER, self._lower), (FLOAT32, self._float32),
             (FLOAT32_UNLESS_GIVEN, self._float32_unless_given), (PROMOTE, self._promote),
-            (PROMOTE_LISTS, self._promote), (APPEND_DTYPE, self._append_dtype), (BANNED, self._banned),
+            (APPEND_DTYPE, self._append_dtype), (BANNED, self._banned),
         ):  # fmt: skip
             for name in names:
                 op = _overload(name)
@@ -175,7 +174,10 @@ class Autocast:
 
     @staticmethod
     def _mapped(tree: Any, cast: Cast) -> Any:
-        return pytree.tree_map_only(torch.Tensor, cast, tree)
+        """Cast the tensors from the last argument to the first, as compiled C++ evaluates arguments."""
+        leaves, shape = pytree.tree_flatten(tree)
+        done = [cast(x) if isinstance(x, torch.Tensor) else x for x in reversed(leaves)]
+        return pytree.tree_unflatten(done[::-1], shape)
 
     def _cast(self, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if t.dtype is dtype or not self._eligible(t):
@@ -190,7 +192,8 @@ class Autocast:
         entry = self._cache.get(id(t))
         if entry is not None and entry[0]() is t:
             return entry[1]
-        made = t.to(dtype)
+        with torch.enable_grad():  # a cast made without gradients must serve a later pass with them
+            made = t.to(dtype)
         self._cache[id(t)] = (weakref.ref(t), made)
         return made
 

@@ -19,10 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from fxmem.device import Device
-from fxmem.record import HOST, Recorder
+from fxmem.record import Recorder
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
+CUDA_TYPE = torch.device("cuda")
 
 
 def _asks_cuda(value: object) -> bool | None:
@@ -101,7 +102,7 @@ class Places(TorchFunctionMode):
         cuda: bool | None = None
         for i, value in enumerate(rest):
             if isinstance(value, torch.Tensor):
-                cuda = self.recorder.storage_index(value) != HOST
+                cuda = self.recorder.on_device(value)
             elif (asked := _asks_cuda(value)) is not None and not (i > 0 and isinstance(value, int)):
                 cuda, rest[i] = asked, CPU
         if (asked := _asks_cuda(kwargs.get("device"))) is not None:
@@ -115,7 +116,7 @@ class Places(TorchFunctionMode):
         return self._move(torch.Tensor.to, args[0], False, [CPU], {})
 
     def _move(self, func: Any, tensor: torch.Tensor, cuda: bool | None, rest: list[Any], kwargs: dict[str, Any]) -> Any:
-        if cuda is None or cuda == (self.recorder.storage_index(tensor) != HOST):
+        if cuda is None or cuda == self.recorder.on_device(tensor):
             return func(tensor, *rest, **kwargs)
         with self._going(cuda):
             return func(tensor, *rest, **{**kwargs, "copy": True})
@@ -174,6 +175,11 @@ class _Stream:
         return None
 
 
+class _IdleStream(_Stream):
+    def is_capturing(self) -> bool:
+        return False
+
+
 def _module_functions(device: Device) -> list[tuple[Any, str, Any]]:
     """Functions of ``torch`` and ``torch.cuda`` to replace: answers as on the target GPU."""
     major, minor = divmod(int(device.arch.removeprefix("sm_").rstrip("af")), 10)
@@ -216,7 +222,22 @@ def _module_functions(device: Device) -> list[tuple[Any, str, Any]]:
         answers[name] = nothing
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
         answers[name] = zero
-    return [(torch.cuda, name, value) for name, value in answers.items()]
+    return [(torch.cuda, name, value) for name, value in answers.items()] + _accelerator_functions()
+
+
+def _accelerator_functions() -> list[tuple[Any, str, Any]]:
+    """``torch.accelerator``, which also optimizers ask: CUDA is there, nothing is being captured."""
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: CUDA_TYPE,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "current_stream": _IdleStream,
+    }
+    for name in ("set_device_index", "set_device_idx", "set_stream", "synchronize"):
+        answers[name] = lambda *_, **__: None
+    return [(torch.accelerator, name, value) for name, value in answers.items()]
 
 
 def _autocast_functions() -> list[tuple[Any, str, Any]]:

@@ -75,7 +75,7 @@ class _Expander:
         taken: dict[str, int] = {}
         for step in steps:
             if isinstance(step, Out):
-                storage = op.outputs[step.index].storage if step.index < len(op.outputs) else -1
+                storage = op.outputs[step.position].storage if step.position < len(op.outputs) else -1
                 if storage in born and storage not in placed:
                     placed.add(storage)
                     self.events.append(storage)

@@ -11,9 +11,9 @@ from fxmem.tape import Op, Ref, Role, TensorMeta
 
 
 class Out(NamedTuple):
-    """Allocate result ``index`` here (ignored if that result is a view or written in place)."""
+    """Allocate a result here (ignored if that result is a view or written in place)."""
 
-    index: int
+    position: int
 
 
 class Take(NamedTuple):
@@ -73,7 +73,7 @@ def nbytes(meta: TensorMeta) -> int:
 def tensor(op: Op, position: int) -> TensorMeta | None:
     """The tensor passed as positional argument ``position``, if one was."""
     value = op.args[position] if position < len(op.args) else None
-    return op.inputs[value.index] if isinstance(value, Ref) else None
+    return op.inputs[value.at] if isinstance(value, Ref) else None
 
 
 def argument(op: Op, position: int, name: str, default: object = None) -> object:

@@ -61,7 +61,10 @@ class AllocatorMachine(RuleBasedStateMachine):
     def start(self, options, capacity_mib):
         self.capacity = None if capacity_mib is None else capacity_mib * MIB
         config = AllocatorConfig.parse(options)
-        self.allowed = None if self.capacity is None else int(self.capacity * config.per_process_memory_fraction)
+        self.allowed = self.capacity
+        if self.capacity is not None and not config.expandable_segments:
+            # With expandable segments PyTorch checks the fraction against less than it then maps, and may exceed it.
+            self.allowed = int(self.capacity * config.per_process_memory_fraction)
         self.allocator = CachingAllocator(config, self.capacity)
         self.twin = CachingAllocator(config, self.capacity)
         self.live: list[tuple[Block, Block, int]] = []

@@ -1,0 +1,127 @@
+"""Runs one ATen call: for real where all values are known and small, else on fake tensors.
+
+Small tensors whose values are known stay real and are computed for real, so that code which
+asks for values (``.item()``, ``if mask.all()``) gets them. A call that mixes real and fake
+tensors is fake; each real tensor has a fake stand-in for that, made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+
+from fxmem.errors import DataDependentError
+from fxmem.ledger import Ledger
+
+aten = torch.ops.aten
+
+REAL_LIMIT = 1 << 20
+"""Elements up to which a result of known values stays real: large enough for position indices
+and masks of long sequences, small enough to compute in microseconds."""
+
+_LINEAR = frozenset((aten.cat, aten.stack, aten.index_select, aten.gather, aten.where))
+"""Operators whose result is no larger than their inputs together."""
+
+_NO_RESULT = frozenset(
+    getattr(aten, name).default for name in ("_amp_foreach_non_finite_check_and_unscale_",) if hasattr(aten, name)
+)
+"""In-place operators on lists without a fake kernel: nothing to compute, nothing returned."""
+
+
+class Compute:
+    """Decides for each call how it runs, and what to assume where values are not known.
+
+    Args:
+        fake_mode: Makes the fake results; must allow non-fake inputs.
+        ledger: Knows which storage a stand-in speaks for.
+        whence: The user's line, for messages.
+        notes: What had to be assumed is added here as a key.
+    """
+
+    def __init__(
+        self, fake_mode: FakeTensorMode, ledger: Ledger, whence: Callable[[], str], notes: dict[str, None]
+    ) -> None:
+        self.fake_mode = fake_mode
+        self.ledger = ledger
+        self.whence = whence
+        self.notes = notes
+
+    def __call__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[Any]
+    ) -> Any:
+        """Run ``func`` and give its result; ``tensors`` are all tensors among the arguments."""
+        fake = sum([isinstance(t, FakeTensor) for t in tensors])
+        if not fake and _computable(func, args, tensors):
+            return func(*args, **kwargs)
+        if func in _NO_RESULT:
+            return None
+        if fake < len(tensors):
+            args = tuple([self._stand_in(a) for a in args])
+            kwargs = {k: self._stand_in(v) for k, v in kwargs.items()}
+        try:
+            out = self.fake_mode.dispatch(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return self._assume(func, args)
+        if tensors and not isinstance(tensors[0], FakeTensor) and func._schema.is_mutable and out is args[0]:
+            return tensors[0]  # an in-place call returns the caller's own tensor
+        return out
+
+    def _stand_in(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            if isinstance(a, FakeTensor):
+                return a
+            stand_in = getattr(a, "_fxmem_stand_in", None)
+            if stand_in is None or stand_in.shape != a.shape or stand_in.fake_mode is not self.fake_mode:
+                stand_in = self.fake_mode.from_tensor(a.detach())
+                a._fxmem_stand_in = stand_in  # type: ignore[attr-defined]
+            self.ledger.alias(stand_in.untyped_storage(), a)
+            return stand_in
+        if type(a) in (list, tuple):
+            return type(a)([self._stand_in(x) for x in a])
+        return a
+
+    def _assume(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """A documented default where values decide that no one knows without a run."""
+        source = self.whence()
+        name = func._schema.name.removeprefix("aten::")
+        where = source or "the model"
+        if name in ("_local_scalar_dense", "item"):
+            self.notes[f"{where}: a value is read from a tensor; taken as 0"] = None
+            return 0.0 if args[0].dtype.is_floating_point else (False if args[0].dtype is torch.bool else 0)
+        if name in ("equal", "is_nonzero", "allclose"):
+            self.notes[f"{where}: {name}() depends on values; taken as false"] = None
+            return False
+        if name == "nonzero":
+            self.notes[f"{where}: nonzero() depends on values; taken as empty, what is selected is not counted"] = None
+            return self.fake_mode.from_tensor(torch.empty(0, args[0].dim(), dtype=torch.int64))
+        raise DataDependentError(
+            f"aten.{name}: the shape of its result depends on the values of its input",
+            where=source or None,
+            hint="give these values as a small real input (inputs(batch) in model.py), or replace the operator",
+        )
+
+
+def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:
+    """Whether a call without fake tensors may run for real: its result stays small."""
+    if not tensors:
+        shape = args[0] if args and isinstance(args[0], (list, tuple, torch.Size)) else ()
+        return _product([int(n) for n in shape]) <= REAL_LIMIT
+    counts = [t.numel() for t in tensors]
+    if _product(counts) <= REAL_LIMIT:
+        return True
+    return (len(counts) == 1 or func.overloadpacket in _LINEAR) and max(counts) * len(counts) <= REAL_LIMIT
+
+
+def _product(numbers: list[int]) -> int:
+    product = 1
+    for n in numbers:
+        product *= max(n, 1)
+    return product

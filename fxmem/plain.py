@@ -1,0 +1,86 @@
+"""Where autograd treats tensor subclasses otherwise than plain tensors, and what a plain one does.
+
+Fake tensors are subclasses, so autograd takes the out-of-place form of some formulas, which
+allocates what a CUDA run does not. :func:`donor` finds the storage that the plain form would
+have written into.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxmem.ledger import HOST, NODE_SHIFT, StorageNote, TensorNote
+
+aten = torch.ops.aten
+
+# Use counts that a tensor held by C++ alone shows inside ``__torch_dispatch__``: the holder,
+# the argument stack and the Python wrapper. A name in Python holds it once less (through the
+# wrapper), so that such tensors are told apart.
+_OWNED_TENSOR = 4
+_OWNED_STORAGE = 2
+
+_WRITES_INTO_FRESH = frozenset(
+    (
+        aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.index_put.default, aten.index_add.default,
+        aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+    )
+)  # fmt: skip
+"""``areAnyTensorSubclassLike`` in torch/csrc/autograd/FunctionsManual.cpp: in place for plain tensors
+(``value_selecting_reduction_backward``, ``gather_backward``, ``index_backward``, ...)."""
+
+_PRODUCTS = frozenset((aten.mm.default, aten.bmm.default, aten.view.default, aten._unsafe_view.default))
+
+
+def donor(
+    func: Any, tensors: list[torch.Tensor], notes: tuple[TensorNote, ...], maker: int | None,
+    storages: list[StorageNote], producer: Any,
+) -> torch.UntypedStorage | None:  # fmt: skip
+    """The storage that ``func`` on plain tensors would write its result into.
+
+    Args:
+        func: The call.
+        tensors: Its tensor arguments.
+        notes: The same as noted.
+        maker: Sequence number of the running backward node, ``None`` outside the engine.
+        storages: All storages.
+        producer: The call that returned the first argument, ``None`` if it is not known.
+    """
+    if maker is None:
+        # at::linear adds the bias in place (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
+        wanted = func is aten.add.Tensor and len(tensors) == 2 and producer in _PRODUCTS
+    elif func is aten.add.Tensor:
+        # The engine adds gradients up at a join, into the first one's buffer when nothing else holds
+        # it: ``accumulate`` in torch/csrc/autograd/input_buffer.cpp.
+        wanted = len(tensors) == 2
+    else:
+        fresh = notes[0].storage != HOST and storages[notes[0].storage].maker == maker if notes else False
+        wanted = func in _WRITES_INTO_FRESH and fresh
+    if not wanted or notes[0].storage == HOST:
+        return None
+    first = tensors[0]
+    storage = first.untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) > _OWNED_STORAGE:
+        return None
+    held = first._use_count()
+    if held > _OWNED_TENSOR or (maker is None and held < _OWNED_TENSOR):
+        return None
+    return storage if _dense(first) else None
+
+
+def producer_of(note: TensorNote) -> int:
+    """Index of the operator that returned the tensor, -1 if none did."""
+    return note.node >> NODE_SHIFT if note.node >= 0 else -1
+
+
+def _dense(t: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap."""
+    expected = 1
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
