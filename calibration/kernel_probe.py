@@ -566,7 +566,7 @@ def ours(name, device="h200"):
             place[e] = op.name
     for i, e in enumerate(tape.events):
         s = tape.storages[e if e >= 0 else ~e]
-        if s.nbytes and s.role is not Role.WORKSPACE:
+        if s.nbytes and (s.role is not Role.WORKSPACE or s.name == "cudnn_attention"):  # cudnn-frontend's own, not a plan's
             events.append([s.nbytes if e >= 0 else -s.nbytes, [place.get(i, "-"), str(s.shape), s.dtype]])
     return events
 

@@ -8,7 +8,7 @@ tensors is fake; each real tensor has a fake stand-in for that, made once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from fxmem.errors import DataDependentError
-from fxmem.ledger import Ledger
+from fxmem.ledger import Ledger, TensorNote
+from fxmem.memo import memo_of
 
 aten = torch.ops.aten
 
@@ -34,6 +35,21 @@ _NO_RESULT = frozenset(
     getattr(aten, name).default for name in ("_amp_foreach_non_finite_check_and_unscale_",) if hasattr(aten, name)
 )
 """In-place operators on lists without a fake kernel: nothing to compute, nothing returned."""
+
+
+class Call(NamedTuple):
+    """One ATen call: as torch makes it, and the same as plain data."""
+
+    func: Any
+    types: Sequence[type]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    tensors: list[torch.Tensor]
+    """All tensors among the arguments."""
+    notes: tuple[TensorNote, ...]
+    """The tensors as noted."""
+    plain_args: tuple[Any, ...]
+    plain_kwargs: tuple[Any, ...]
 
 
 class Compute:
@@ -53,26 +69,43 @@ class Compute:
         self.ledger = ledger
         self.whence = whence
         self.notes = notes
+        self.memo = memo_of(fake_mode)
 
-    def __call__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[Any]
-    ) -> Any:
-        """Run ``func`` and give its result; ``tensors`` are all tensors among the arguments."""
+    def __call__(self, call: Call) -> Any:
+        """Run the call and give its result."""
+        func, tensors = call.func, call.tensors
         fake = sum([isinstance(t, FakeTensor) for t in tensors])
-        if not fake and _computable(func, args, tensors):
-            return func(*args, **kwargs)
+        if not fake and _computable(func, call.args, tensors):
+            return func(*call.args, **call.kwargs)
         if func in _NO_RESULT:
             return None
         if fake < len(tensors):
-            args = tuple([self._stand_in(a) for a in args])
-            kwargs = {k: self._stand_in(v) for k, v in kwargs.items()}
+            return self._mixed(call)
+        key = self.memo.key(func, call.notes, call.plain_args, call.plain_kwargs)
+        if key is not None:
+            known, out = self.memo.known(key, tensors)
+            if known:
+                return out
+        out = self._faked(func, call.types, call.args, call.kwargs)
+        if key is not None and tensors and out is not NotImplemented:
+            self.memo.learn(key, func, tensors, out)
+        return out
+
+    def _mixed(self, call: Call) -> Any:
+        """Compute on stand-ins; an in-place call returns the caller's own tensor."""
+        args = tuple([self._stand_in(a) for a in call.args])
+        kwargs = {k: self._stand_in(v) for k, v in call.kwargs.items()}
+        out = self._faked(call.func, call.types, args, kwargs)
+        first = call.tensors[0]
+        if not isinstance(first, FakeTensor) and call.func._schema.is_mutable and out is args[0]:
+            return first
+        return out
+
+    def _faked(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         try:
-            out = self.fake_mode.dispatch(func, types, args, kwargs)
+            return self.fake_mode.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._assume(func, args)
-        if tensors and not isinstance(tensors[0], FakeTensor) and func._schema.is_mutable and out is args[0]:
-            return tensors[0]  # an in-place call returns the caller's own tensor
-        return out
 
     def _stand_in(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):

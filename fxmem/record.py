@@ -8,14 +8,14 @@ What it keeps of a tensor is plain data; no tensor or storage is kept alive.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxmem.compute import Compute
+from fxmem.compute import Call, Compute
 from fxmem.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
 from fxmem.plain import donor, producer_of
 from fxmem.sourceline import SourceLines
@@ -26,8 +26,13 @@ aten = torch.ops.aten
 _TERMINAL = 1 << 62
 """Sequence numbers from here on belong to ``AccumulateGrad``, which has no forward operator."""
 
-_ON_HOST: dict[Any, frozenset[int]] = {}
-"""Results that eager CUDA keeps on the host, by operator."""
+_ON_HOST: dict[Any, Callable[[tuple[Any, ...]], Collection[int]]] = {
+    # the seed and offset of dropout; without dropout they are zeros on the device
+    aten._scaled_dot_product_efficient_attention.default: lambda args: (2, 3) if len(args) > 5 and args[5] else (),
+    # the logarithms are made for a backward pass only
+    aten._scaled_dot_product_cudnn_attention.default: lambda args: () if args[4] else (1,),
+}
+"""Results that eager CUDA keeps on the host or does not make, by operator and arguments."""
 
 _SILENT = ("profiler::",)
 """Namespaces whose calls compute nothing."""
@@ -143,14 +148,15 @@ class Recorder(TorchDispatchMode):
         start = len(ledger.events)
         self._busy += 1
         try:
-            out = self._compute(func, types, args, kwargs, tensors)
+            with torch._C.DisableTorchFunction():  # what torch reads of a tensor in here is not for the personality
+                out = self._compute(Call(func, types, args, kwargs, tensors, notes, plain_args, plain_kwargs))
         finally:
             self._busy -= 1
         if out is NotImplemented or (not tensors and func._schema.name.startswith(_SILENT)):
             return out
         node = torch._C._current_autograd_node() if self.phase is Phase.BACKWARD else None
         maker = None if node is None else node._sequence_nr()
-        outputs = self._results(func, out, tensors, notes, maker)
+        outputs = self._results(func, out, args, tensors, notes, maker)
         module, source = self._whence(maker)
         self.ops.append(
             OpNote(
@@ -161,8 +167,9 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _results(
-        self, func: Any, out: Any, tensors: list[torch.Tensor], notes: tuple[TensorNote, ...], maker: int | None
-    ) -> tuple[TensorNote, ...]:
+        self, func: Any, out: Any, args: tuple[Any, ...], tensors: list[torch.Tensor], notes: tuple[TensorNote, ...],
+        maker: int | None,
+    ) -> tuple[TensorNote, ...]:  # fmt: skip
         op = len(self.ops)
         on_device = self._lands_on_device(notes)
         if isinstance(out, torch.Tensor):
@@ -174,7 +181,7 @@ class Recorder(TorchDispatchMode):
             return (self.ledger.result(out, op << NODE_SHIFT, op, maker, on_device=on_device, donor=given),)
         if not isinstance(out, (tuple, list)):
             return ()
-        on_host = _ON_HOST.get(func, ())
+        on_host = _ON_HOST[func](args) if func in _ON_HOST else ()
         noted: list[TensorNote] = []
         for i, item in enumerate(out):
             for t in item if isinstance(item, (tuple, list)) else (item,):

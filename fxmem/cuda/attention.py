@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,8 @@ aten = torch.ops.aten
 
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_CUDNN_DIM = 65535
+_LEAST_CUDNN_BIAS = -65504.0
+"""``convert_boolean_attn_mask_cudnn``: cuDNN does not take minus infinity."""
 
 
 class Backend(enum.IntEnum):
@@ -205,34 +207,54 @@ def attention(sm: int) -> Callable[..., torch.Tensor]:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        a = Attention(
+        given = Attention(
             query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, causal=is_causal,
             gqa=enable_gqa, sm=sm,
         )  # fmt: skip
+        a = _batched(given)
         backend = choose(a)
-        mask = _converted(attn_mask, query.dtype, cudnn=backend is Backend.CUDNN)
-        if backend is Backend.CUDNN:
-            out: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
-                query, key, value, mask, a.trains, dropout_p, is_causal, False, scale=scale
-            )[0]
+        if backend is Backend.MATH:
+            out: torch.Tensor = aten._scaled_dot_product_attention_math(
+                query, key, value, _converted(attn_mask, query.dtype, -math.inf), dropout_p, is_causal, None,
+                scale=scale, enable_gqa=enable_gqa,
+            )[0]  # fmt: skip
             return out
-        if backend is Backend.FLASH:
-            return _run_flash(a, scale)
-        if backend is Backend.EFFICIENT:
-            mask = None if mask is None else _aligned(mask, a)
-            out = aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, a.trains, dropout_p, is_causal, scale=scale
-            )[0]
-            return out
-        out = aten._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
-        return out
+        out = _FUSED[backend](a, scale)
+        return out if a is given else out.squeeze(0)
 
     return call
 
 
+def _batched(a: Attention) -> Attention:
+    """``normalize_unbatched_input``: inputs without a batch get one of size 1."""
+    if not a.query.dim() == a.key.dim() == a.value.dim() == 3:
+        return a
+    mask = a.mask
+    while mask is not None and mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    query, key, value = (t.unsqueeze(0) for t in (a.query, a.key, a.value))
+    return replace(a, query=query, key=key, value=value, mask=mask)
+
+
+def _run_cudnn(a: Attention, scale: float | None) -> torch.Tensor:
+    mask = _converted(a.mask, a.query.dtype, _LEAST_CUDNN_BIAS)
+    out: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
+        a.query, a.key, a.value, mask, a.trains, a.dropout, a.causal, False, scale=scale
+    )[0]
+    return out
+
+
+def _run_efficient(a: Attention, scale: float | None) -> torch.Tensor:
+    mask = _converted(a.mask, a.query.dtype, -math.inf)
+    mask = None if mask is None else _aligned(mask, a)
+    out: torch.Tensor = aten._scaled_dot_product_efficient_attention(
+        a.query, a.key, a.value, mask, a.trains, a.dropout, a.causal, scale=scale
+    )[0]
+    return out
+
+
 def _run_flash(a: Attention, scale: float | None) -> torch.Tensor:
+    """The head is padded to a multiple of 8 and the result cut back (``pad_last_dim``)."""
     dim = a.query.shape[-1]
     q, k, v = (_padded(t, 8) for t in (a.query, a.key, a.value))
     scale = scale if scale is not None else 1 / math.sqrt(dim)
@@ -240,23 +262,28 @@ def _run_flash(a: Attention, scale: float | None) -> torch.Tensor:
     return out[..., :dim] if out.shape[-1] != dim else out
 
 
+_FUSED: dict[Backend, Callable[[Attention, float | None], torch.Tensor]] = {
+    Backend.CUDNN: _run_cudnn, Backend.FLASH: _run_flash, Backend.EFFICIENT: _run_efficient,
+}  # fmt: skip
+
+
 def _padded(t: torch.Tensor, alignment: int) -> torch.Tensor:
-    """``pad_last_dim``."""
+    """``pad_last_dim`` and ``pad_bias``."""
     rest = t.shape[-1] % alignment
     return t if rest == 0 else torch.nn.functional.pad(t, (0, alignment - rest))
 
 
-def _converted(mask: torch.Tensor | None, dtype: torch.dtype, *, cudnn: bool) -> torch.Tensor | None:
-    """``convert_boolean_attn_mask``: a mask of truth values becomes 0 and -inf."""
+def _converted(mask: torch.Tensor | None, dtype: torch.dtype, least: float) -> torch.Tensor | None:
+    """``convert_boolean_attn_mask_``: a mask of truth values becomes 0 and ``least``."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, torch.full((), -math.inf, dtype=dtype, device=mask.device))
+    converted: torch.Tensor = aten.where.ScalarSelf(mask, 0.0, aten.scalar_tensor.default(least, dtype=dtype))
+    return converted
 
 
 def _aligned(mask: torch.Tensor, a: Attention) -> torch.Tensor:
-    """``preprocess_mask``: pad the last dimension to a multiple of 16, then expand."""
+    """``preprocess_mask``: rows that do not start at multiples of 8 are padded, then all is expanded."""
     last = mask.shape[-1]
-    if last % 16:
-        mask = torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
+    if mask.stride(-1) != 1 or any(s % 8 for s in mask.stride()[:-1]):
+        mask = torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
     return mask.expand(a.query.shape[0], a.query.shape[1], a.query.shape[2], a.key.shape[2])

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from fxmem.cuda.foreach import foreach_functions
 from fxmem.device import Device
 from fxmem.record import Recorder
 
@@ -39,6 +40,10 @@ def _asks_cuda(value: object) -> bool | None:
     return {"cuda": True, "cpu": False}.get(kind)
 
 
+def _as_given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
 class Places(TorchFunctionMode):
     """Function mode that rewrites device arguments and notes where results go."""
 
@@ -50,6 +55,9 @@ class Places(TorchFunctionMode):
             torch.Tensor.to: self._to,
             torch.Tensor.cuda: self._cuda,
             torch.Tensor.cpu: self._cpu,
+            torch.as_tensor: self._as_tensor,
+            torch.asarray: self._as_tensor,
+            torch._C._nn._parse_to: _as_given,  # Module.to: the moves follow, tensor by tensor
         }
 
     def __torch_function__(
@@ -108,6 +116,18 @@ class Places(TorchFunctionMode):
         if (asked := _asks_cuda(kwargs.get("device"))) is not None:
             cuda, kwargs = asked, {**kwargs, "device": CPU}
         return self._move(func, tensor, cuda, rest, kwargs)
+
+    def _as_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``torch.as_tensor`` dispatches nothing for data that is no tensor: the copy to the device is said here."""
+        cuda = _asks_cuda(kwargs.get("device"))
+        if args and isinstance(args[0], torch.Tensor) and not kwargs.get("copy"):
+            dtype = kwargs.get("dtype") or (args[1] if len(args) > 1 else args[0].dtype)
+            return self._move(torch.Tensor.to, args[0], cuda, [dtype], {})
+        out = self._factory(func, args, kwargs)
+        if cuda and not self.recorder.on_device(out):
+            with self._going(True):
+                out = torch.ops.aten.lift_fresh.default(out)
+        return out
 
     def _cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._move(torch.Tensor.to, args[0], True, [CPU], {})
@@ -287,5 +307,6 @@ def replaced(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextlib.contextmanager
 def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
     """Make code inside believe that device tensors are on ``device``."""
-    with replaced(_attributes(recorder) + _module_functions(device) + _autocast_functions()), Places(recorder):
+    patches = _attributes(recorder) + _module_functions(device) + _autocast_functions() + foreach_functions()
+    with replaced(patches), Places(recorder):
         yield

@@ -1,14 +1,13 @@
 """A process that asks cuDNN which plan PyTorch would take, and how much workspace it needs.
 
-Run as a script by :mod:`fxmem.cudnn.process`, on its own: nothing of fxmem is imported here. It
-loads libcudnn by ``ctypes`` and speaks its graph API ("backend API"), giving every heuristics,
-engine and plan descriptor a description of the device instead of a handle, so no GPU and no
-driver is needed (``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR``, cuDNN 9.8 and later).
+Started by :mod:`fxmem.cudnn.process`. It loads libcudnn by ``ctypes`` and speaks its graph API
+("backend API"), giving every heuristics, engine and plan descriptor a description of the device
+instead of a handle (``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR``, cuDNN 9.8 and later), so no GPU is
+needed; :mod:`fxmem.cudnn.driver` stands in for the driver that a few engines ask.
 
 The steps are those of ``run_single_conv`` in aten/src/ATen/native/cudnn/Conv_v8.cpp with
 ``cudnn.benchmark`` off (seen call by call at the interface with torch 2.14.1): the heuristic's
-configurations in order, without those that ``filterEngineConfigs`` drops, and the first whose
-plan can be finalized. Numbers are the enumerators of cudnn_graph_v9.h (cuDNN 9.24).
+configurations in order, and the first that ``filterEngineConfigs`` does not drop. Numbers are the enumerators of cudnn_graph_v9.h (cuDNN 9.24).
 
 Standard input: one JSON line ``{"library", "device", "questions"}``, a question being ``[direction,
 dtype, x, w, stride, padding, dilation, channels_last, tf32]``. Standard output: one JSON line
@@ -19,15 +18,19 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
+
+from fxmem.cudnn.driver import install
 
 _DATA_TYPE, _INT64, _FLOAT, _MODE, _HEUR_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 7, 8, 11, 15, 24
 """``cudnnBackendAttributeType_t``."""
 
-_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+_CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 15, 17, 38
 """``cudnnBackendDescriptorType_t``."""
 
 _DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
@@ -58,6 +61,7 @@ class _Session:
     """The loaded library, the device and the descriptors of one question."""
 
     def __init__(self, library: str, device: str) -> None:
+        self.driver = install(device)
         self.lib = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         self.lib.cudnnGetVersion.restype = ctypes.c_size_t
         self.owned: list[ctypes.c_void_p] = []
@@ -168,17 +172,20 @@ def _graph(session: _Session, question: Sequence[Any]) -> ctypes.c_void_p:
     return graph
 
 
-def _configurations(session: _Session, graph: ctypes.c_void_p, mode: int) -> list[ctypes.c_void_p]:
-    heuristics = session.create(_HEURISTICS)
-    session.put(heuristics, 201, _DESCRIPTOR, graph)
-    session.put_enum(heuristics, 200, _HEUR_MODE, mode)
-    session.finish(heuristics, 204)
-    count = session.get(heuristics, 202, _DESCRIPTOR, None, 0)
-    if count == 0:
-        return []
-    found = (ctypes.c_void_p * count)(*[session.create(_CONFIG).value for _ in range(count)])
-    count = session.get(heuristics, 202, _DESCRIPTOR, found, count)
-    return [ctypes.c_void_p(value) for value in found[:count]]
+def _configurations(session: _Session, graph: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
+    """The heuristic's candidates in PyTorch's order: its first, all, then those of the fallback."""
+    for mode, most in ((_INSTANT, 1), (_INSTANT, None), (_FALLBACK, None)):
+        try:
+            heuristics = session.create(_HEURISTICS)
+            session.put(heuristics, 201, _DESCRIPTOR, graph)
+            session.put_enum(heuristics, 200, _HEUR_MODE, mode)
+            session.finish(heuristics, 204)
+            count = most or session.get(heuristics, 202, _DESCRIPTOR, None, 0)
+            found = (ctypes.c_void_p * count)(*[session.create(_CONFIG).value for _ in range(count)])
+            count = session.get(heuristics, 202, _DESCRIPTOR, found, count) if count else 0
+        except _Refused:
+            continue
+        yield from (ctypes.c_void_p(value) for value in found[:count])
 
 
 def _wanted(session: _Session, configuration: ctypes.c_void_p, full_float: bool) -> bool:
@@ -192,32 +199,28 @@ def _wanted(session: _Session, configuration: ctypes.c_void_p, full_float: bool)
 
 
 def workspace(session: _Session, question: Sequence[Any]) -> int | None:
-    """Bytes that the chosen plan asks for; ``None``: no plan builds."""
+    """Bytes that the chosen configuration asks for; ``None``: there is none.
+
+    A configuration knows its workspace, so its plan is not built: that would compile a kernel for some
+    engines, a second each. No plan of a configuration that the heuristic offers first was ever refused.
+    """
     full_float = question[1] == "float32" and not question[8]
     with session:
-        graph = _graph(session, question)
-        for mode in (_INSTANT, _FALLBACK):
+        for configuration in _configurations(session, _graph(session, question)):
             try:
-                configurations = _configurations(session, graph, mode)
+                if _wanted(session, configuration, full_float):
+                    nbytes = ctypes.c_int64()
+                    session.get(configuration, 303, _INT64, nbytes, 1)
+                    return nbytes.value
             except _Refused:
                 continue
-            for configuration in configurations:
-                try:
-                    if not _wanted(session, configuration, full_float):
-                        continue
-                    plan = session.create(_PLAN)
-                    session.put(plan, 401, _DESCRIPTOR, configuration)
-                    session.finish(plan, 407)
-                    nbytes = ctypes.c_int64()
-                    session.get(plan, 402, _INT64, nbytes, 1)
-                except _Refused:
-                    continue
-                return nbytes.value
     return None
 
 
 def main() -> None:
     """Answer what stands on standard input."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that asked
     asked = json.loads(sys.stdin.readline())
     try:
         session = _Session(asked["library"], asked["device"])
@@ -230,12 +233,10 @@ def main() -> None:
             _say(workspace(session, question))
         except _Refused:
             _say(None)
+    os._exit(0)  # without the libraries' own clean-up, which would call the stand-in driver
 
 
 def _say(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
-
-if __name__ == "__main__":
-    main()

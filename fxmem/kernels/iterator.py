@@ -114,6 +114,21 @@ def reduction(source: TensorMeta, results: Sequence[TensorMeta], dims: Iterable[
     )  # fmt: skip
 
 
+def result_strides(shape: tuple[int, ...], operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Strides of an elementwise result: dense, dimensions in the operands' order (``allocate_or_resize_outputs``).
+
+    Args:
+        shape: The broadcast shape.
+        operands: Each operand's strides in that shape, 0 where it is broadcast.
+    """
+    strides = [0] * len(shape)
+    step = 1
+    for d in _order(shape, operands, 0):
+        strides[d] = step
+        step *= shape[d]
+    return tuple(strides)
+
+
 def _output_strides(result: TensorMeta, shape: tuple[int, ...], reduced: set[int], keepdim: bool) -> list[int]:
     """``review_reduce_result``, then ``compute_strides``: bytes, 0 in reduced dimensions."""
     size = itemsize(result.dtype)
@@ -124,7 +139,7 @@ def _output_strides(result: TensorMeta, shape: tuple[int, ...], reduced: set[int
     return [0 if d in reduced else next(strides) * size for d in range(len(shape))]
 
 
-def _order(shape: tuple[int, ...], operands: list[list[int]], outputs: int) -> list[int]:
+def _order(shape: tuple[int, ...], operands: Sequence[Sequence[int]], outputs: int) -> list[int]:
     """``reorder_dimensions``: ascending strides with reduced dimensions in front."""
     order = list(range(len(shape)))[::-1]
     for i in range(1, len(order)):
@@ -139,7 +154,7 @@ def _order(shape: tuple[int, ...], operands: list[list[int]], outputs: int) -> l
     return order
 
 
-def _compare(shape: tuple[int, ...], operands: list[list[int]], outputs: int, dims: tuple[int, int]) -> int:
+def _compare(shape: tuple[int, ...], operands: Sequence[Sequence[int]], outputs: int, dims: tuple[int, int]) -> int:
     """``should_swap``: 1 if the first dimension comes after the second, -1 before, 0 if that is open."""
     a, b = dims
     for index, strides in enumerate(operands):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from fxmem.kernels.iterator import Reduction
 from fxmem.kernels.steps import Drop, Step, Take, Target, itemsize
-from fxmem.tape import TensorMeta
 
 _WARP = 32
 _MAX_THREADS = 512
@@ -153,13 +152,3 @@ def _power_of_two(n: int) -> int:
 
 def _div_up(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def plain(source: TensorMeta) -> TensorMeta:
-    """A dense row-major tensor of this shape and type, at the start of its storage."""
-    stride = 1
-    strides: list[int] = []
-    for size in reversed(source.shape):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return source._replace(stride=tuple(reversed(strides)), offset=0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fxmem.kernels.attention import ATTENTION
 from fxmem.kernels.convolution import CONVOLUTION
+from fxmem.kernels.foreach import FOREACH
 from fxmem.kernels.gemm import GEMM
+from fxmem.kernels.reductions import REDUCTIONS
 from fxmem.kernels.steps import Out, Rule, Step, Target
 from fxmem.tape import Op
 
@@ -15,6 +18,9 @@ def _native_dropout(op: Op, target: Target) -> list[Step]:
 
 RULES: dict[str, Rule] = {
     **GEMM,
+    **ATTENTION,
     **CONVOLUTION,
+    **FOREACH,
+    **REDUCTIONS,
     "native_dropout.default": _native_dropout,
 }
