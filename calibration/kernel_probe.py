@@ -503,6 +503,7 @@ def measure(names):
     del x
     out = {}
     for name in names:
+        torch.cuda.manual_seed(0)  # the dropout state of recurrent layers is made anew
         torch.cuda.memory._record_memory_history(max_entries=100000, stacks="all" if os.environ.get("PROBE_STACKS") else "python")
         try:
             run(name)
@@ -556,6 +557,7 @@ def ours(name, device="h200"):
         with personality(recorder, gpu), recorder:
             recorder.begin_step(1)
             run(name)
+            recorder.end_steps()
     finally:
         torch.Tensor.backward = backward
     tape = expand(to_tape(recorder, batch=1, training=True, modules=()), _target(gpu))
@@ -566,7 +568,7 @@ def ours(name, device="h200"):
             place[e] = op.name
     for i, e in enumerate(tape.events):
         s = tape.storages[e if e >= 0 else ~e]
-        if s.nbytes and (s.role is not Role.WORKSPACE or s.name == "cudnn_attention"):  # cudnn-frontend's own, not a plan's
+        if s.nbytes and (s.role is not Role.WORKSPACE or s.name in ("cudnn_attention", "cudnn rnn")):  # cudnn-frontend's own, not a plan's
             events.append([s.nbytes if e >= 0 else -s.nbytes, [place.get(i, "-"), str(s.shape), s.dtype]])
     return events
 

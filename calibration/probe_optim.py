@@ -22,10 +22,11 @@ def _steps(o, params, n=2, grad=torch.empty_like, **zero):
         o.zero_grad(**zero)
 
 
-def DeviceRate(value):  # noqa: N802
-    """A learning rate on the device; the phantom reads zeros, so the check of its value must not see them."""
-    rate = torch.tensor(value, device="cuda")
-    return rate
+def device_rate(optimizer):
+    """Puts the learning rate on the device; after construction, whose check the phantom's zeros would fail."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"], device="cuda")
+    return optimizer
 
 
 def opt(name, make, shapes=LARGE, dtypes=F32, layout=None, grad=torch.empty_like, n=2, **zero):
@@ -67,11 +68,9 @@ for _n in ("Adam", "AdamW"):
     opt(f"{_n.lower()}_amsgrad_single", lambda p, n=_n: getattr(O, n)(p, amsgrad=True, foreach=False))
     opt(f"{_n.lower()}_amsgrad_capturable", lambda p, n=_n: getattr(O, n)(p, amsgrad=True, capturable=True))
     opt(f"{_n.lower()}_fused_capturable", lambda p, n=_n: getattr(O, n)(p, fused=True, capturable=True))
-    opt(f"{_n.lower()}_lr_device", lambda p, n=_n: getattr(O, n)(
-        p, lr=DeviceRate(0.01), capturable=True))
+    opt(f"{_n.lower()}_lr_device", lambda p, n=_n: device_rate(getattr(O, n)(p, lr=0.01, capturable=True)))
     opt(f"{_n.lower()}_lr_host", lambda p, n=_n: getattr(O, n)(p, lr=torch.tensor(0.01), foreach=False))
-    opt(f"{_n.lower()}_fused_lr_device", lambda p, n=_n: getattr(O, n)(
-        p, lr=DeviceRate(0.01), fused=True))
+    opt(f"{_n.lower()}_fused_lr_device", lambda p, n=_n: device_rate(getattr(O, n)(p, lr=0.01, fused=True)))
     opt(f"{_n.lower()}_fused_lr_host", lambda p, n=_n: getattr(O, n)(p, lr=torch.tensor(0.01), fused=True))
     opt(f"{_n.lower()}_complex", lambda p, n=_n: getattr(O, n)(p), SMALL, (torch.complex64,))
 opt("sgd_momentum", lambda p: O.SGD(p, lr=0.1, momentum=0.9), dtypes=TWO)
@@ -82,7 +81,7 @@ opt("sgd_momentum_single", lambda p: O.SGD(p, lr=0.1, momentum=0.9, weight_decay
 opt("sgd_fused_momentum", lambda p: O.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True))
 opt("sgd_fused_maximize", lambda p: O.SGD(p, lr=0.1, momentum=0.9, maximize=True, fused=True))
 opt("sgd_lr_host", lambda p: O.SGD(p, lr=torch.tensor(0.1), momentum=0.9, foreach=False))
-opt("sgd_lr_device", lambda p: O.SGD(p, lr=DeviceRate(0.1), momentum=0.9))
+opt("sgd_lr_device", lambda p: device_rate(O.SGD(p, lr=0.1, momentum=0.9)))
 opt("rmsprop_full", lambda p: O.RMSprop(p, momentum=0.9, centered=True), dtypes=TWO)
 opt("rmsprop_full_single", lambda p: O.RMSprop(p, momentum=0.9, centered=True, foreach=False))
 opt("rmsprop_centered", lambda p: O.RMSprop(p, centered=True))
@@ -238,7 +237,8 @@ def clipx_gaps(t):
 def loop(name, optimizer, dtypes=F32, clip=None, accumulate=1, scaler=True, amp=torch.float16, zero=True, ema=False,
          schedule=None, sizes=(333, 1027, 1031), steps=3):
     def f(t):
-        net = nn.Sequential(nn.Linear(sizes[0], sizes[1]), nn.ReLU(), nn.Linear(sizes[1], sizes[2])).to("cuda", t.dtype)
+        place = {"device": "cuda", "dtype": t.dtype}
+        net = nn.Sequential(nn.Linear(*sizes[:2], **place), nn.ReLU(), nn.Linear(*sizes[1:], **place))
         o = optimizer(net.parameters())
         grad_scaler = torch.amp.GradScaler("cuda", enabled=scaler)
         x = t(64, sizes[0])
@@ -287,9 +287,9 @@ loop("ema_single", _adamw, scaler=False, amp=None, ema={"avg_fn": O.swa_utils.ge
 loop("ema_buffers", _adamw, scaler=False, amp=None, ema={
     "multi_avg_fn": O.swa_utils.get_ema_multi_avg_fn(0.99), "use_buffers": True})
 loop("cosine", _adamw, scaler=False, amp=None, schedule=lambda o: O.lr_scheduler.CosineAnnealingLR(o, 10))
-loop("onecycle_tensor", lambda p: O.AdamW(p, lr=DeviceRate(1e-3), capturable=True), scaler=False, amp=None,
+loop("onecycle_tensor", lambda p: device_rate(O.AdamW(p, lr=1e-3, capturable=True)), scaler=False, amp=None,
      schedule=lambda o: O.lr_scheduler.LinearLR(o))
-loop("fused_tensor_lr", lambda p: O.AdamW(p, lr=DeviceRate(1e-3), fused=True), scaler=False, amp=None,
+loop("fused_tensor_lr", lambda p: device_rate(O.AdamW(p, lr=1e-3, fused=True)), scaler=False, amp=None,
      schedule=lambda o: O.lr_scheduler.LambdaLR(o, lambda s: 0.9**s))
 loop("large", _adamw, clip=_norm, sizes=(1100, 1203, 1009))
 loop("large_fused", lambda p: O.AdamW(p, fused=True), clip=_norm, sizes=(1100, 1203, 1009))

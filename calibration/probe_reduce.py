@@ -104,7 +104,7 @@ def _losses(probe):
         "smooth_l1": F.smooth_l1_loss,
         "smooth_l1_0": lambda x, y, reduction: F.smooth_l1_loss(x, y, reduction=reduction, beta=0.0),
         "huber": F.huber_loss,
-        "bce": lambda x, y, reduction: F.binary_cross_entropy(x.sigmoid(), y, reduction=reduction),
+        "bce": lambda x, y, reduction: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction=reduction),
         "bce_weight": lambda x, y, reduction: F.binary_cross_entropy(x.sigmoid(), y, y.sigmoid(), reduction=reduction),
         "bce_logits": F.binary_cross_entropy_with_logits,
         "bce_logits_weight": lambda x, y, reduction: F.binary_cross_entropy_with_logits(x, y, y.exp(), reduction=reduction),

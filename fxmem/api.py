@@ -18,7 +18,7 @@ from fxmem.device import Device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
 from fxmem.kernels import Target, expand
-from fxmem.law import BatchLaw, fit
+from fxmem.law import BatchLaw, fit, with_kernels
 from fxmem.source import Source, load
 from fxmem.tape import Tape
 from fxmem.trace import Trace
@@ -81,10 +81,10 @@ def estimate(
     config = AllocatorConfig.parse(alloc_conf or "")
     maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
-    tape = run.at(workload.batch).tape
-    expanded = expand(tape, _target(gpu))
+    traced = run.at(workload.batch)
+    expanded = expand(traced.tape, _target(gpu))
     plan = replay(expanded, config, gpu.capacity_bytes)
-    found = _law(run, tape) if law and (maker is inputs) else None
+    found = _law(run, traced.recorded) if law and (maker is inputs) else None
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     return assemble(question, expanded, plan, found, time.perf_counter() - began)
 
@@ -139,16 +139,16 @@ def _law(run: _Run, tape: Tape) -> BatchLaw:
     tapes, failed = [tape], ""
     for batch in batches:
         try:
-            tapes.append(run.at(batch).tape)
+            tapes.append(run.at(batch).recorded)
         except (TraceError, InputError) as error:
             failed = str(error)
-    law = fit([expand(t, target) for t in tapes])
+    law = fit(tapes)
     if law.needs_proof or failed:
         used = {t.batch for t in tapes}
         more = next(b for b in (3, 4, 5, 6) if b not in used)
         try:
-            tapes.append(run.at(more).tape)
+            tapes.append(run.at(more).recorded)
         except (TraceError, InputError):
             return law
-        law = fit([expand(t, target) for t in tapes])
-    return law
+        law = fit(tapes)
+    return with_kernels(law, [expand(t, target) for t in tapes])

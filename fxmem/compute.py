@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from fxmem.errors import DataDependentError
 from fxmem.ledger import Ledger, TensorNote
 from fxmem.memo import memo_of
+from fxmem.shapes import CUDA_SHAPES
 
 aten = torch.ops.aten
 
@@ -76,7 +77,11 @@ class Compute:
         func, tensors = call.func, call.tensors
         fake = sum([isinstance(t, FakeTensor) for t in tensors])
         if not fake and _computable(func, call.args, tensors):
-            return func(*call.args, **call.kwargs)
+            try:
+                return func(*call.args, **call.kwargs)
+            except RuntimeError:  # the CPU has no such kernel: fake attention, or fail there as well
+                if not tensors:
+                    raise
         if func in _NO_RESULT:
             return None
         if fake < len(tensors):
@@ -102,6 +107,10 @@ class Compute:
         return out
 
     def _faked(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        shape = CUDA_SHAPES.get(func)
+        if shape is not None:
+            with self.fake_mode:
+                return shape(*args, **kwargs)
         try:
             return self.fake_mode.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):

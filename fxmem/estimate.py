@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 from fxmem.allocator import Plan, StepPeak
 from fxmem.device import Device
-from fxmem.law import BatchLaw, Piece
+from fxmem.law import BatchLaw, Piece, counted
 from fxmem.liveness import (
     ACTIVATION_ROLES,
     ModuleRow,
@@ -54,7 +54,7 @@ class PeakBytes:
     device_bytes: int | None
     """Reserved bytes and the CUDA context; ``None`` where the context is unknown."""
     requested_bytes: int
-    """What the tensors ask for, before the allocator rounds."""
+    """What tensors and kept workspaces ask for, before the allocator rounds; kernels' scratch left out."""
     last_use_bytes: int
     """The same if each tensor died after its last use: what a static runtime could reach."""
 
@@ -263,7 +263,7 @@ def assemble(question: Question, tape: Tape, plan: Plan, law: BatchLaw | None = 
 
 
 def _peaks(tape: Tape, plan: Plan, device: Device) -> PeakBytes:
-    requested = [storage.nbytes for storage in tape.storages]
+    requested = counted(tape)
     reserved = plan.peak_reserved_bytes
     return PeakBytes(
         allocated_bytes=plan.peak_allocated_bytes,

@@ -12,13 +12,14 @@ replaying the tape at the batch asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from fxmem.affine import Parts, at_distance, first_difference, put_together, rates, take_apart
 from fxmem.liveness import ACTIVATION_ROLES, peak
-from fxmem.tape import Tape
+from fxmem.tape import Role, Tape
 
 _PROOF = 3
 """Tapes on the same lines that it takes: two for a line, one to prove it."""
@@ -62,6 +63,18 @@ class _Lines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Requested:
+    """Requested bytes over time, each allocation on a line."""
+
+    batch: int
+    """The smallest batch that the lines hold for."""
+    events: tuple[int, ...] = field(repr=False)
+    fixed: tuple[int, ...] = field(repr=False)
+    """Bytes of each storage at batch 0."""
+    growth: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLaw:
     """What is known of a program's tape at each batch. Made by :func:`fit`."""
 
@@ -72,6 +85,10 @@ class BatchLaw:
     lone: tuple[Tape, ...] = field(default=(), repr=False)
     """Traced batches that stand for themselves, ascending."""
     lines: _Lines | None = field(default=None, repr=False)
+    requested: _Requested | None = field(default=None, repr=False)
+    """The lines with what kernels take, see :func:`with_kernels`."""
+    lone_peaks: tuple[Piece, ...] = field(default=(), repr=False)
+    """The points of ``lone`` with what kernels take."""
     needs_proof: bool = False
     """Not exact only because too few tapes match: tracing one more batch may prove the law."""
 
@@ -117,8 +134,11 @@ class BatchLaw:
             Pieces in ascending order, each exact on all its batches; a lone batch is a piece of
             its own with ``per_sample_bytes`` 0.
         """
-        alone = tuple(_point(tape) for tape in self.lone)
-        return alone if self.lines is None else (*alone, *_envelope(_moments(self.lines), self.lines.tape.batch))
+        alone = self.lone_peaks or tuple(_point(tape) for tape in self.lone)
+        if self.lines is None:
+            return alone
+        requested = self.requested or _plain_lines(self.lines)
+        return (*alone, *_envelope(_moments(requested), requested.batch))
 
     def requested_peak(self, batch: int) -> int:
         """Compute the peak of the requested bytes at a batch.
@@ -218,15 +238,86 @@ def _parting(ordered: Sequence[Tape], start: int) -> str:
 
 
 def _point(tape: Tape) -> Piece:
-    nbytes = peak(tape, [storage.nbytes for storage in tape.storages]).nbytes
+    nbytes = peak(tape, counted(tape)).nbytes
     return Piece(from_batch=tape.batch, to_batch=tape.batch, fixed_bytes=nbytes, per_sample_bytes=0)
 
 
-def _moments(lines: _Lines) -> Iterable[tuple[int, int]]:
-    """Yield the live bytes after each event as (bytes per sample, bytes at batch 0)."""
+def with_kernels(law: BatchLaw, expanded: Sequence[Tape]) -> BatchLaw:
+    """Let the law's pieces count what kernels take beside the tensors: temporaries and kept workspaces.
+
+    Scratch is left out (:func:`counted`), and so is a temporary that only some of the tapes have.
+
+    Args:
+        law: Of the tapes as traced.
+        expanded: The same tapes after :func:`fxmem.kernels.expand`.
+
+    Returns:
+        The law with ``requested`` and ``lone_peaks`` set.
+    """
+    by_batch = {tape.batch: tape for tape in expanded}
+    points = tuple(_point(by_batch[tape.batch]) for tape in law.lone)
+    if law.lines is None:
+        return replace(law, lone_peaks=points)
+    base = law.lines.tape.batch
+    lined = [by_batch[b] for b in sorted(by_batch) if b >= base]
+    plain = _plain_lines(law.lines)
+    taken = [_taken(tape, len(plain.fixed)) for tape in lined]
+    fixed, growth = list(plain.fixed), list(plain.growth)
+    scratch = _scratch(lined[0])
+    for key, storage in taken[0].items():
+        sizes = [tape.storages[found[key]].nbytes if key in found else None for tape, found in zip(lined, taken)]
+        rate = None if storage in scratch else _line([tape.batch for tape in lined], sizes)
+        fixed.append(0 if rate is None else lined[0].storages[storage].nbytes - rate * base)
+        growth.append(rate or 0)
+    requested = _Requested(batch=base, events=lined[0].events, fixed=tuple(fixed), growth=tuple(growth))
+    return replace(law, requested=requested, lone_peaks=points)
+
+
+def counted(tape: Tape) -> list[int]:
+    """Requested bytes of each storage as the law counts them.
+
+    Workspaces that a call takes and gives back follow the launch, not the batch: they count 0 here.
+    Workspaces that are kept for ever (cuBLAS) are constant and count in full.
+    """
+    scratch = _scratch(tape)
+    return [0 if i in scratch else storage.nbytes for i, storage in enumerate(tape.storages)]
+
+
+def _scratch(tape: Tape) -> set[int]:
+    freed = {~event for event in tape.events if event < 0}
+    return {i for i in freed if tape.storages[i].role is Role.WORKSPACE}
+
+
+def _taken(tape: Tape, traced: int) -> dict[tuple[int, str, int], int]:
+    """What kernels take, in order: (operator, name, how many of that name before) to storage."""
+    seen: Counter[tuple[int | None, str]] = Counter()
+    found = {}
+    for index, storage in enumerate(tape.storages[traced:], traced):
+        name = (storage.op, storage.name)
+        found[(storage.op or 0, storage.name, seen[name])] = index
+        seen[name] += 1
+    return found
+
+
+def _line(batches: Sequence[int], sizes: Sequence[int | None]) -> int | None:
+    """The rate at which a size grows, ``None`` if it is not on a line."""
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    rate, rest = divmod(known[1] - known[0], batches[1] - batches[0])
+    on_line = all(size == known[0] + rate * (b - batches[0]) for b, size in zip(batches, known, strict=True))
+    return rate if rest == 0 and on_line and rate >= 0 else None
+
+
+def _plain_lines(lines: _Lines) -> _Requested:
     growth = lines.size_growth
-    base = [storage.nbytes - rate * lines.tape.batch for storage, rate in zip(lines.tape.storages, growth, strict=True)]
-    events = lines.tape.events
+    fixed = [s.nbytes - rate * lines.tape.batch for s, rate in zip(lines.tape.storages, growth, strict=True)]
+    return _Requested(batch=lines.tape.batch, events=lines.tape.events, fixed=tuple(fixed), growth=tuple(growth))
+
+
+def _moments(requested: _Requested) -> Iterable[tuple[int, int]]:
+    """Yield the live bytes after each event as (bytes per sample, bytes at batch 0)."""
+    growth, base, events = requested.growth, requested.fixed, requested.events
     slopes = accumulate(growth[event] if event >= 0 else -growth[~event] for event in events)
     return zip(slopes, accumulate(base[event] if event >= 0 else -base[~event] for event in events), strict=True)
 

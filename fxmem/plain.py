@@ -64,6 +64,8 @@ def donor(
     if torch._C._storage_Use_Count(storage._cdata) > _OWNED_STORAGE:
         return None
     held = first._use_count()
+    if func is aten.index_put.default:
+        held -= 1  # index_backward holds its argument by name while it calls
     if held > _OWNED_TENSOR or (maker is None and held < _OWNED_TENSOR):
         return None
     return storage if _dense(first) else None

@@ -61,6 +61,10 @@ def _to_device(model: nn.Module, recorder: Recorder) -> None:
                 if tensor is not None and id(tensor) not in seen and tensor.layout is torch.strided:
                     seen.add(id(tensor))
                     recorder.ledger.adopt(tensor, role, f"{path}.{name}" if path else name, path)
+        if isinstance(module, nn.RNNBase):  # as its _apply does
+            recorder.module_stack.append(path)
+            module.flatten_parameters()
+            recorder.module_stack.pop()
 
     visit(model, "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,10 +35,12 @@ class Trace:
     """One recorded run.
 
     Attributes:
-        tape: The run as plain data.
+        tape: The run as plain data, with all steps of the workload.
+        recorded: The steps that were run; the others repeat the last of them.
     """
 
     tape: Tape
+    recorded: Tape
     _ops: tuple[OpNote, ...]
     _storages: tuple[StorageNote, ...]
 
@@ -67,7 +69,7 @@ def trace(source: Source, workload: Workload, device: Device, fake_mode: FakeTen
     longer = extend(result.tape, steps)
     if longer is None:
         return _record(source, workload, device, fake_mode, batch, steps)
-    return Trace(longer, result._ops, result._storages)
+    return replace(result, tape=longer)
 
 
 def _record(
@@ -81,7 +83,7 @@ def _record(
         modules = module_infos(source.module)
         del inputs
     tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
-    return Trace(tape, tuple(recorder.ops), tuple(recorder.storages))
+    return Trace(tape, tape, tuple(recorder.ops), tuple(recorder.storages))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from fxmem.cuda.operators import cuda_operators
 from fxmem.cuda.places import gpu_places
+from fxmem.cuda.rnn import cuda_rnn
 from fxmem.device import Device
 from fxmem.record import Recorder
 
@@ -20,5 +21,9 @@ from fxmem.record import Recorder
 @contextlib.contextmanager
 def personality(recorder: Recorder, device: Device) -> Iterator[None]:
     """Run what is inside as on ``device``."""
-    with cuda_operators(device, recorder.on_device), gpu_places(recorder, device):
+    with (
+        cuda_operators(device, recorder.on_device) as autocast,
+        cuda_rnn(recorder, device, autocast),
+        gpu_places(recorder, device),
+    ):
         yield

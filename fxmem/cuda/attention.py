@@ -212,14 +212,7 @@ def attention(sm: int) -> Callable[..., torch.Tensor]:
             gqa=enable_gqa, sm=sm,
         )  # fmt: skip
         a = _batched(given)
-        backend = choose(a)
-        if backend is Backend.MATH:
-            out: torch.Tensor = aten._scaled_dot_product_attention_math(
-                query, key, value, _converted(attn_mask, query.dtype, -math.inf), dropout_p, is_causal, None,
-                scale=scale, enable_gqa=enable_gqa,
-            )[0]  # fmt: skip
-            return out
-        out = _FUSED[backend](a, scale)
+        out = _RUN[choose(a)](a, scale)
         return out if a is given else out.squeeze(0)
 
     return call
@@ -262,8 +255,16 @@ def _run_flash(a: Attention, scale: float | None) -> torch.Tensor:
     return out[..., :dim] if out.shape[-1] != dim else out
 
 
-_FUSED: dict[Backend, Callable[[Attention, float | None], torch.Tensor]] = {
-    Backend.CUDNN: _run_cudnn, Backend.FLASH: _run_flash, Backend.EFFICIENT: _run_efficient,
+def _run_math(a: Attention, scale: float | None) -> torch.Tensor:
+    mask = _converted(a.mask, a.query.dtype, -math.inf)
+    out: torch.Tensor = aten._scaled_dot_product_attention_math(
+        a.query, a.key, a.value, mask, a.dropout, a.causal, None, scale=scale, enable_gqa=a.gqa
+    )[0]
+    return out
+
+
+_RUN: dict[Backend, Callable[[Attention, float | None], torch.Tensor]] = {
+    Backend.CUDNN: _run_cudnn, Backend.FLASH: _run_flash, Backend.EFFICIENT: _run_efficient, Backend.MATH: _run_math,
 }  # fmt: skip
 
 

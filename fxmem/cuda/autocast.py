@@ -105,7 +105,7 @@ class Autocast:
         def call(*args: Any, **kwargs: Any) -> Any:
             wanted = dtype()
             with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED_SET):
-                args, kwargs = self._mapped((args, kwargs), lambda t: self._cast(t, wanted))
+                args, kwargs = self._mapped((args, kwargs), lambda t: self.cast(t, wanted))
                 return op(*args, **kwargs)
 
         return call
@@ -152,7 +152,7 @@ class Autocast:
                 tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
                 eligible = [t for t in tensors if self._eligible(t)]
                 if any(t.dtype is torch.float32 for t in eligible):
-                    args, kwargs = self._mapped((args, kwargs), lambda t: self._cast(t, torch.float32))
+                    args, kwargs = self._mapped((args, kwargs), lambda t: self.cast(t, torch.float32))
                 return op(*args, **kwargs)
 
         return call
@@ -179,7 +179,8 @@ class Autocast:
         done = [cast(x) if isinstance(x, torch.Tensor) else x for x in reversed(leaves)]
         return pytree.tree_unflatten(done[::-1], shape)
 
-    def _cast(self, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def cast(self, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """``cached_cast``."""
         if t.dtype is dtype or not self._eligible(t):
             return t
         lower = dtype is torch.get_autocast_dtype("cpu")

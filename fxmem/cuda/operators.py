@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from fxmem.cuda.attention import attention
-from fxmem.cuda.autocast import cuda_autocast
+from fxmem.cuda.autocast import Autocast, cuda_autocast
+from fxmem.cuda.multihead import encoder_layer, has_torch_function, left_aligned, native_attention
+from fxmem.cuda.places import replaced
 from fxmem.device import Device
 
 
@@ -26,8 +29,21 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.native_dropout(x, p, train)[0]
 
 
+def _softmax(kernel: Any) -> Callable[..., torch.Tensor]:
+    """``softmax`` in aten/src/ATen/native/SoftMax.cpp: CUDA reads float16 and writes float32 in one pass."""
+
+    def call(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if x.dtype is torch.float16 and dtype is torch.float32:
+            fused: torch.Tensor = kernel(x, dim, True)
+            return fused
+        result: torch.Tensor = kernel(x if dtype is None else x.to(dtype), dim, False)
+        return result
+
+    return call
+
+
 @contextlib.contextmanager
-def cuda_operators(device: Device, on_device: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+def cuda_operators(device: Device, on_device: Callable[[torch.Tensor], bool]) -> Iterator[Autocast]:
     """Install the overrides for ``device`` while inside."""
     sm = int(device.arch.removeprefix("sm_").rstrip("af"))
     library = torch.library.Library("aten", "IMPL")
@@ -36,6 +52,12 @@ def cuda_operators(device: Device, on_device: Callable[[torch.Tensor], bool]) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "overriding a previously registered kernel": meant
             library.impl("dropout", _dropout, "AutogradCPU")
+            library.impl("softmax.int", _softmax(torch.ops.aten._softmax), "AutogradCPU")
+            library.impl("log_softmax.int", _softmax(torch.ops.aten._log_softmax), "AutogradCPU")
             library.impl("scaled_dot_product_attention", attention(sm), "AutogradCPU")
-            stack.enter_context(cuda_autocast(on_device, library))
-        yield
+            library.impl("_native_multi_head_attention", native_attention(sm), "AutogradCPU")
+            library.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")
+            library.impl("_nested_tensor_from_mask_left_aligned", left_aligned, "AutogradCPU")
+            stack.enter_context(replaced([(torch.overrides, "has_torch_function", has_torch_function)]))
+            autocast = stack.enter_context(cuda_autocast(on_device, library))
+        yield autocast

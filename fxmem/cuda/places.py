@@ -266,6 +266,8 @@ def _autocast_functions() -> list[tuple[Any, str, Any]]:
     def as_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             args = tuple("cpu" if a == "cuda" else a for a in args)
+            if not kwargs and not any(isinstance(a, str) for a in args):
+                args = ("cpu", *args)  # without a device type the question is about CUDA
             kwargs = {k: "cpu" if isinstance(v, str) and v == "cuda" else v for k, v in kwargs.items()}
             return function(*args, **kwargs)
 

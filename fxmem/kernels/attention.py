@@ -192,7 +192,28 @@ def _cudnn_backward(op: Op, target: Target) -> list[Step]:
     return [*steps, Take("cudnn_attention", accumulators, Role.WORKSPACE)]
 
 
+# --------------------------------------------------------------------- math
+def _safe_softmax(op: Op, target: Target) -> list[Step]:
+    """``_safe_softmax`` in aten/src/ATen/native/transformers/attention.cpp: rows of minus infinity become 0."""
+    x, out = _given(op, 0), op.outputs[0]
+    rows = numel(x) // max(x.shape[_dimension(op)], 1)
+    return [Out(0), Take("masked", numel(x)), Take("masked_rows", rows), Take("zero", itemsize(out.dtype))]
+
+
+def _dimension(op: Op) -> int:
+    dim = argument(op, 1, "dim")
+    assert isinstance(dim, int)
+    return dim
+
+
+def _softmax_backward(op: Op, target: Target) -> list[Step]:
+    """``softmax_backward_cuda_out`` in aten/src/ATen/native/cuda/SoftMax.cu: gradient times output first."""
+    return [Out(0), Take("product", nbytes(_given(op, 0)))]
+
+
 ATTENTION: dict[str, Rule] = {
+    "_safe_softmax.default": _safe_softmax,
+    "_softmax_backward_data.default": _softmax_backward,
     "_scaled_dot_product_flash_attention.default": _flash,
     "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "_scaled_dot_product_efficient_attention.default": _efficient,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fxmem.kernels.rules import RULES
-from fxmem.kernels.steps import Drop, Out, Take, Target
+from fxmem.kernels.steps import Drop, Out, Size, Take, Target
 from fxmem.tape import Op, Role, Storage, Tape
 
 
@@ -33,6 +33,7 @@ class _Expander:
         self.events: list[int] = []
         self.extra: list[Storage] = []
         self.kept: set[tuple[str, str]] = set()
+        self.sizes: dict[int, int] = {}
 
     def run(self) -> Tape:
         tape, events = self.tape, self.events
@@ -50,8 +51,17 @@ class _Expander:
         starts += [len(events)] * (len(tape.step_starts) - len(starts))
         return replace(
             tape, ops=tuple(ops), events=tuple(events), step_starts=tuple(starts),
-            storages=(*tape.storages, *self.extra),
+            storages=(*self._resized(), *self.extra),
         )  # fmt: skip
+
+    def _resized(self) -> tuple[Storage, ...]:
+        """The traced storages, with the sizes that rules gave."""
+        if not self.sizes:
+            return self.tape.storages
+        storages = list(self.tape.storages)
+        for index, nbytes in self.sizes.items():
+            storages[index] = replace(storages[index], nbytes=nbytes)
+        return tuple(storages)
 
     def _copy(self, start: int, stop: int, starts: list[int]) -> None:
         """Copy events outside operators; step boundaries always lie there."""
@@ -74,9 +84,13 @@ class _Expander:
         placed: set[int] = set()
         taken: dict[str, int] = {}
         for step in steps:
-            if isinstance(step, Out):
+            if isinstance(step, (Out, Size)):
                 storage = op.outputs[step.position].storage if step.position < len(op.outputs) else -1
-                if storage in born and storage not in placed:
+                if storage not in born:
+                    continue
+                if isinstance(step, Size):
+                    self.sizes[storage] = step.nbytes
+                elif storage not in placed:
                     placed.add(storage)
                     self.events.append(storage)
             elif isinstance(step, Take):

@@ -54,7 +54,7 @@ def _results(op: Op, tensors: Sequence[TensorMeta]) -> list[Step]:
 def _tensors(op: Op) -> tuple[TensorMeta, ...]:
     refs = op.args[0]
     assert isinstance(refs, tuple)
-    return tuple(op.inputs[r.index] for r in refs if isinstance(r, Ref))
+    return tuple(op.inputs[r.at] for r in refs if isinstance(r, Ref))
 
 
 def _norm(op: Op, target: Target) -> list[Step] | None:

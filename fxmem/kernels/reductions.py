@@ -67,7 +67,7 @@ def _truth(scalar: str, out: str) -> Kernel:  # noqa: ARG001
     return Kernel(scalar=scalar, accumulator=1)
 
 
-def _welford(scalar: str, out: str) -> Kernel:  # noqa: ARG001
+def welford(scalar: str, out: str) -> Kernel:  # noqa: ARG001
     """``std_var_kernel_impl`` (ReduceMomentKernel.cu): ``WelfordData`` has two means, an int32 and a count."""
     return Kernel(scalar=scalar, accumulator=32 if scalar == "float64" else 16, vector=2, in_place=False)
 
@@ -263,16 +263,16 @@ def _logsumexp(op: Op, target: Target) -> list[Step] | None:
 
 
 def _count_nonzero(op: Op, target: Target) -> list[Step] | None:
-    """``count_nonzero_cuda`` (TensorAdvancedIndexing.cpp): ``(self != 0).sum(dim)``."""
+    """``count_nonzero_cuda`` (TensorAdvancedIndexing.cpp): ``(self != 0).sum(dim)``; a bool is summed as it is."""
     source = tensor(op, 0)
     if source is None or not op.outputs:
         return None
-    truth = source._replace(dtype="bool", stride=result_strides(source.shape, [source.stride]), offset=0)
     dims = dims_of(argument(op, 1, "dim"))
-    return [
-        Take("nonzero", nbytes(truth)), Out(0),
-        *reduce_steps(truth, op.outputs, dims, summing, target, read_as="int64"), Drop("nonzero"),
-    ]  # fmt: skip
+    compare = source.dtype != "bool"
+    if compare:
+        source = source._replace(dtype="bool", stride=result_strides(source.shape, [source.stride]), offset=0)
+    total = reduce_steps(source, op.outputs, dims, summing, target, read_as="int64")
+    return [Take("nonzero", numel(source)), Out(0), *total, Drop("nonzero")] if compare else [Out(0), *total]
 
 
 REDUCTIONS: dict[str, Rule] = {
@@ -296,10 +296,11 @@ REDUCTIONS: dict[str, Rule] = {
     "any.default": _rule(_truth, cast=False),
     "all.default": _rule(_truth, cast=False),
     **{f"{name}.{kind}": _rule(_truth, at=(1, 2), cast=False) for name in ("any", "all") for kind in ("dim", "dims")},
-    "var.correction": _rule(_welford, at=(1, 3), cast=False),
-    "std.correction": _rule(_welford, at=(1, 3), cast=False),
-    "var_mean.correction": _two_results(_welford, 1, 3),
-    "std_mean.correction": _two_results(_welford, 1, 3),
+    "var.correction": _rule(welford, at=(1, 3), cast=False),
+    "std.correction": _rule(welford, at=(1, 3), cast=False),
+    "var_mean.correction": _two_results(welford, 1, 3),
+    "std_mean.correction": _two_results(welford, 1, 3),
     "logsumexp.default": _logsumexp,
+    "count_nonzero.default": _count_nonzero,
     "count_nonzero.dim_IntList": _count_nonzero,
 }

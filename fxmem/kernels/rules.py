@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from fxmem.kernels.attention import ATTENTION
+from fxmem.kernels.batch_norm import BATCH_NORM
 from fxmem.kernels.convolution import CONVOLUTION
 from fxmem.kernels.foreach import FOREACH
 from fxmem.kernels.gemm import GEMM
+from fxmem.kernels.losses import LOSSES
+from fxmem.kernels.pointwise import POINTWISE
+from fxmem.kernels.norm import NORM
 from fxmem.kernels.reductions import REDUCTIONS
-from fxmem.kernels.steps import Out, Rule, Step, Target
-from fxmem.tape import Op
-
-
-def _native_dropout(op: Op, target: Target) -> list[Step]:
-    """``native_dropout_cuda`` in aten/src/ATen/native/cuda/Dropout.cu: the mask comes first."""
-    return [Out(1), Out(0)]
+from fxmem.kernels.resample import RESAMPLE
+from fxmem.kernels.rnn import RNN
+from fxmem.kernels.steps import Rule
 
 
 RULES: dict[str, Rule] = {
@@ -21,6 +21,11 @@ RULES: dict[str, Rule] = {
     **ATTENTION,
     **CONVOLUTION,
     **FOREACH,
+    **LOSSES,
+    **NORM,
+    **BATCH_NORM,
     **REDUCTIONS,
-    "native_dropout.default": _native_dropout,
+    **RNN,
+    **RESAMPLE,
+    **POINTWISE,
 }

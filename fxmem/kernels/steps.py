@@ -16,6 +16,13 @@ class Out(NamedTuple):
     position: int
 
 
+class Size(NamedTuple):
+    """On CUDA the storage of a result takes ``nbytes``, not what the trace shows; 0: it is not allocated."""
+
+    position: int
+    nbytes: int
+
+
 class Take(NamedTuple):
     """Allocate memory that the trace does not show."""
 
@@ -33,7 +40,7 @@ class Drop(NamedTuple):
     key: str
 
 
-Step = Out | Take | Drop
+Step = Out | Size | Take | Drop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +133,11 @@ def suggests_channels_last(meta: TensorMeta) -> bool:
         if size > 1:
             least *= size
     return True
+
+
+def scratch(key: str, nbytes: int) -> Take:
+    """Memory whose size follows the launch (grid, tiles, bins) rather than a tensor's shape.
+
+    It counts as a workspace, and the batch law, which is about tensors, leaves it out.
+    """
+    return Take(key, nbytes, Role.WORKSPACE)

@@ -1,0 +1,145 @@
+"""Losses: the unreduced loss and its mean inside one operator.
+
+aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu and NLLLoss2d.cu (torch 2.14). The results of
+``mse_loss``, ``smooth_l1_loss``, ``binary_cross_entropy`` and ``soft_margin_loss`` keep the memory of the
+unreduced loss (:mod:`fxmem.shapes_loss` says so to the trace).
+"""
+
+from __future__ import annotations
+
+import math
+
+from fxmem.kernels.reductions import reduce_steps, row_major, summing
+from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, contiguous, itemsize, nbytes, numel, tensor
+from fxmem.tape import Op, TensorMeta
+
+_NONE = 0
+
+
+def _loss(op: Op, *, broadcast: bool = True) -> TensorMeta | None:
+    """The unreduced loss; dense, so its order of dimensions does not matter to a full reduction."""
+    first, second = tensor(op, 0), tensor(op, 1)
+    if first is None or second is None or not op.outputs:
+        return None
+    shape = first.shape
+    if broadcast and second.shape != shape:
+        rank = max(len(shape), len(second.shape))
+        padded = [(1,) * (rank - len(s)) + tuple(s) for s in (shape, second.shape)]
+        shape = tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+    return TensorMeta(-1, shape, row_major(shape), op.outputs[0].dtype)
+
+
+def _mean(loss: TensorMeta, op: Op, target: Target) -> list[Step]:
+    """``mean`` or ``sum`` of the unreduced loss into a scalar that exists."""
+    scalar = TensorMeta(-1, (), (), loss.dtype)
+    return reduce_steps(loss, (scalar,), (), summing, target)
+
+
+def _structured(op: Op, target: Target) -> list[Step] | None:
+    """``mse_loss_out``, ``smooth_l1_loss_out`` (Loss.cpp): a second iterator allocates the loss once more."""
+    loss = _loss(op)
+    if loss is None or argument(op, 2, "reduction", 1) == _NONE:
+        return None
+    return [Out(0), Take("loss", nbytes(loss)), *_mean(loss, op, target), Drop("loss")]
+
+
+def _huber(op: Op, target: Target) -> list[Step] | None:
+    """``huber_loss`` (Loss.cpp): the loss, then its mean."""
+    loss = _loss(op)
+    if loss is None or argument(op, 2, "reduction", 1) == _NONE:
+        return None
+    return [Take("loss", nbytes(loss)), Out(0), *_mean(loss, op, target), Drop("loss")]
+
+
+def _resized(op: Op, target: Target, reduction: int) -> list[Step] | None:
+    loss = _loss(op)
+    if loss is None or argument(op, reduction, "reduction", 1) == _NONE:
+        return None
+    return [Out(0), Take("mean", itemsize(loss.dtype)), *_mean(loss, op, target), Drop("mean")]
+
+
+def _binary_cross_entropy(op: Op, target: Target) -> list[Step] | None:
+    """``binary_cross_entropy_out_cuda`` (cuda/Loss.cu): the mean is copied into the resized loss."""
+    return _resized(op, target, 3)
+
+
+def _soft_margin(op: Op, target: Target) -> list[Step] | None:
+    """``soft_margin_loss_out`` (Loss.cpp): likewise."""
+    return _resized(op, target, 2)
+
+
+def _soft_margin_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+    """``soft_margin_loss_backward_out`` (Loss.cpp): ``exp(-target * input)`` in three tensors."""
+    x, y = tensor(op, 1), tensor(op, 2)
+    if x is None or y is None:
+        return None
+    size = max(nbytes(x), nbytes(y))
+    return [
+        Take("negative", nbytes(y)), Take("product", size), Take("exponential", size),
+        Drop("product"), Drop("negative"), Out(0), Drop("exponential"),
+    ]  # fmt: skip
+
+
+def _with_logits(op: Op, target: Target) -> list[Step] | None:
+    """``binary_cross_entropy_with_logits`` (Loss.cpp): log-sigmoid, positive weights, then the loss in place."""
+    x, y, positive = tensor(op, 0), tensor(op, 1), tensor(op, 3)
+    loss = _loss(op)
+    if x is None or y is None or loss is None:
+        return None
+    steps: list[Step] = [Take("log sigmoid", nbytes(x))]
+    if positive is not None:
+        product = math.prod(loss.shape) * itemsize(loss.dtype)
+        steps += [
+            Take("positive", nbytes(positive)), Take("log weight", product), Drop("positive"), Drop("log weight"),
+        ]  # fmt: skip
+    if argument(op, 4, "reduction", 1) == _NONE:
+        return [*steps, Out(0), Drop("log sigmoid")]
+    return [*steps, Take("loss", nbytes(y)), Out(0), *_mean(loss, op, target), Drop("loss"), Drop("log sigmoid")]
+
+
+def _copies(*sources: TensorMeta | None) -> tuple[list[Step], list[Step]]:
+    """``contiguous()`` copies, and their ends."""
+    wanted = [(f"contiguous {i}", s) for i, s in enumerate(sources) if s is not None and not contiguous(s)]
+    return [Take(key, nbytes(s)) for key, s in wanted], [Drop(key) for key, _ in reversed(wanted)]
+
+
+def _nll(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+    """``nll_loss_forward_out_cuda_template`` (cuda/Loss.cu): operands are made dense."""
+    takes, drops = _copies(tensor(op, 0), tensor(op, 1), tensor(op, 2))
+    return [Out(0), Out(1), *takes, *drops]
+
+
+def _nll_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+    """``nll_loss_backward_out_cuda_template`` (cuda/Loss.cu)."""
+    takes, drops = _copies(tensor(op, 2), tensor(op, 3))
+    return [Out(0), *takes, *drops]
+
+
+def _nll2d(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+    """``nll_loss2d_forward_out_cuda_template`` (cuda/NLLLoss2d.cu): the total weight comes first."""
+    x, y, weight = tensor(op, 0), tensor(op, 1), tensor(op, 2)
+    none = argument(op, 3, "reduction", 1) == _NONE
+    takes, drops = _copies(weight) if none else _copies(x, weight, y)
+    return [Out(1), Out(0), *takes, *drops] if y is not None and numel(y) else None
+
+
+def _nll2d_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+    """``nll_loss2d_backward_out_cuda_template`` (cuda/NLLLoss2d.cu)."""
+    none = argument(op, 4, "reduction", 1) == _NONE
+    takes, drops = _copies(tensor(op, 3)) if none else _copies(tensor(op, 2), tensor(op, 3))
+    return [Out(0), *takes, *drops]
+
+
+LOSSES: dict[str, Rule] = {
+    "mse_loss.default": _structured,
+    "smooth_l1_loss.default": _structured,
+    "huber_loss.default": _huber,
+    "binary_cross_entropy.default": _binary_cross_entropy,
+    "binary_cross_entropy_with_logits.default": _with_logits,
+    "soft_margin_loss.default": _soft_margin,
+    "soft_margin_loss_backward.default": _soft_margin_backward,
+    "nll_loss_forward.default": _nll,
+    "nll_loss_backward.default": _nll_backward,
+    "nll_loss2d_forward.default": _nll2d,
+    "nll_loss2d_backward.default": _nll2d_backward,
+}

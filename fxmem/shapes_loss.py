@@ -1,0 +1,45 @@
+"""Shape functions of losses whose reduced result keeps the memory of the unreduced one on CUDA.
+
+``resize_`` to a scalar does not give memory back, so such a loss holds as much as its input as
+long as it lives. The fake kernels return a scalar of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def _reduced(unreduced: torch.Tensor, reduction: int) -> torch.Tensor:
+    if reduction == 0:
+        return unreduced
+    return torch.empty(unreduced.numel(), dtype=unreduced.dtype).resize_(())
+
+
+def _binary(a: torch.Tensor, b: torch.Tensor, reduction: int = 1, *_: Any, **__: Any) -> torch.Tensor:
+    """``mse_loss``, ``smooth_l1_loss``: the structured kernels' meta functions in aten/src/ATen/native/Loss.cpp."""
+    return _reduced(torch.add(a, b), reduction)
+
+
+def _cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1  # noqa: ARG001
+) -> torch.Tensor:  # fmt: skip
+    """``binary_cross_entropy_out_cuda`` in aten/src/ATen/native/cuda/Loss.cu."""
+    return _reduced(torch.empty_like(x), reduction)
+
+
+def _soft_margin(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """``soft_margin_loss_out`` in aten/src/ATen/native/Loss.cpp."""
+    return _reduced(torch.mul(target, x), reduction)
+
+
+LOSS_SHAPES: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.mse_loss.default: _binary,
+    aten.smooth_l1_loss.default: _binary,
+    aten.binary_cross_entropy.default: _cross_entropy,
+    aten.soft_margin_loss.default: _soft_margin,
+}

@@ -1,0 +1,90 @@
+"""Shape functions of normalisations, whose statistics have other types and sizes on CUDA than on the CPU.
+
+CUDA keeps statistics of half-precision inputs in float32 (``toAccumulateType``); cuDNN's batch normalisation
+keeps none in evaluation; group normalisation returns dense results whatever the input's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fxmem.kernels.batch_norm import uses_cudnn
+
+aten = torch.ops.aten
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+def _stats_shape(x: torch.Tensor, normalized: Sequence[int]) -> tuple[int, ...]:
+    kept = x.dim() - len(normalized)
+    return (*x.shape[:kept], *(1,) * len(normalized))
+
+
+def _layer_norm(x: torch.Tensor, normalized: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """``layer_norm_cuda`` in aten/src/ATen/native/cuda/layer_norm_kernel.cu."""
+    mean, rstd = (torch.empty(_stats_shape(x, normalized), dtype=_accumulator(x.dtype)) for _ in range(2))
+    return torch.empty(x.shape, dtype=x.dtype), mean, rstd
+
+
+def _rms_norm(x: torch.Tensor, normalized: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """``_fused_rms_norm_cuda`` in the same file."""
+    return torch.empty(x.shape, dtype=x.dtype), torch.empty(_stats_shape(x, normalized), dtype=_accumulator(x.dtype))
+
+
+def _rms_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, normalized: Sequence[int], rstd: torch.Tensor,  # noqa: ARG001
+    weight: torch.Tensor | None, mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """``_fused_rms_norm_backward_cuda`` in the same file."""
+    dx = torch.empty(x.shape, dtype=x.dtype) if mask[0] else None
+    return dx, torch.empty(weight.shape, dtype=weight.dtype) if mask[1] and weight is not None else None
+
+
+def _batch_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,  # noqa: ARG001
+    var: torch.Tensor | None, training: bool, *_: Any,  # noqa: ARG001, FBT001
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """``batch_norm_cuda`` in cuda/Normalization.cu, ``cudnn_batch_norm`` in cudnn/BatchNorm.cpp."""
+    cudnn = uses_cudnn(
+        str(x.dtype)[6:], str(weight.dtype)[6:] if weight is not None else None, x.shape,
+        stats=mean is not None, training=training,
+    )  # fmt: skip
+    size = 0 if cudnn and not training else x.shape[1]
+    stats = [torch.empty(size, dtype=_accumulator(x.dtype)) for _ in range(2)]
+    return torch.empty_like(x), *stats
+
+
+def _group_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, c: int, inner: int,  # noqa: ARG001
+    groups: int, *_: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """``native_group_norm`` in aten/src/ATen/native/group_norm.cpp."""
+    return torch.empty(x.shape, dtype=x.dtype), *(torch.empty(n, groups, dtype=x.dtype) for _ in range(2))
+
+
+def _group_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,  # noqa: ARG001
+    weight: torch.Tensor | None, n: int, c: int, inner: int, groups: int, mask: Sequence[bool],  # noqa: ARG001
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """``native_group_norm_backward`` in the same file."""
+    dx = torch.empty(x.shape, dtype=x.dtype) if mask[0] else None
+    dtype = weight.dtype if weight is not None else x.dtype
+    return dx, *(torch.empty(c, dtype=dtype) if wanted else None for wanted in mask[1:])
+
+
+NORM_SHAPES: dict[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+}
+if hasattr(aten, "_fused_rms_norm_backward"):
+    NORM_SHAPES[aten._fused_rms_norm.default] = _rms_norm
+    NORM_SHAPES[aten._fused_rms_norm_backward.default] = _rms_norm_backward
