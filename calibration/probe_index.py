@@ -214,3 +214,17 @@ call("meshgrid", lambda t: torch.stack(torch.meshgrid(t(37), t(17), indexing="ij
 call("cartesian", lambda t: torch.combinations(t(7)))
 call("isin", lambda t: torch.isin(t(37, 33), t(5)))
 call("isin_big", lambda t: torch.isin(t(37, 33), t(500)))
+for _n, _v in ((3080, 100), (3090, 102), (3090, 103), (20000, 500), (20000, 527), (20000, 528), (20000, 431), (20000, 432), (20000, 160), (20000, 159), (20000, 600), (20000, 680),
+               (200000, 591), (200000, 592), (200000, 679)):
+    call(f"embedding_bw_few_{_n}_{_v}", lambda t, n=_n, v=_v: aten.embedding_dense_backward(t(n, 17), ids(n), v, -1, False))
+    call(f"embedding_bag_bw_few_{_n}_{_v}", lambda t, n=_n, v=_v: aten._embedding_bag_dense_backward(
+        t(13, 65), ids(n), ids(n), ids(13), ids(13), v, False, 0, None, -1))
+for _n in (100000, 1000000):
+    for _t in (torch.int, torch.long):
+        call(f"embedding_bw_scale_{_n}_{str(_t)[6:]}", lambda t, n=_n, d=_t: aten.embedding_dense_backward(t(n, 3), ids(n, dtype=d), 100000, -1, True), F32)
+for _n in (2304, 2305, 4096, 4097, 4608, 4609, 4864, 4865, 30000, 1234567):
+    call(f"nonzero_{_n}", lambda t, n=_n: aten.nonzero(ids(n, dtype=torch.bool)), F32)
+    call(f"randperm_{_n}", lambda t, n=_n: aten.randperm(n, device="cuda"), F32)
+    call(f"embedding_bw_{_n}", lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n), 70000, -1, False), F32)
+    call(f"embedding_bwi_{_n}", lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n, dtype=torch.int), 70000, -1, False), F32)
+    call(f"masked_scatter_{_n}", lambda t, n=_n: aten.masked_scatter(t(n), ids(n, dtype=torch.bool), t(n)))

@@ -204,6 +204,27 @@ def _norms(probe):
         probe.norm(f"bn_{name}_nograd", frozen, shapes[name])
         probe.norm(f"bn_{name}_mismatched", mismatched, shapes[name])
         probe.norm(f"bn_{name}_noinput", head, shapes[name])
+    layouts = {
+        "slice": lambda x: x[:, ::2], "crop": lambda x: x[..., 3:30], "rows": lambda x: x[1:], "swap": lambda x: x.transpose(-1, -2),
+        "cl_slice": lambda x: x.contiguous(memory_format=torch.channels_last)[:, :12],
+        "cl_crop": lambda x: x.contiguous(memory_format=torch.channels_last)[..., 3:30],
+    }  # fmt: skip
+    for name, lay in layouts.items():
+        for train, kind in ((True, ""), (True, "plain"), (False, ""), (True, "mixed"), (False, "mixed")):
+
+            def f(t, x, train=train, kind=kind, lay=lay):
+                dtype = torch.float32 if kind == "mixed" else None
+                return batch(t, lay(x), train, kind != "plain", kind != "plain", dtype)
+
+            probe.norm(f"bn_lay_{name}_{'train' if train else 'eval'}_{kind}", f, (9, 24, 37, 41))
+
+            def g(t, x, f=f):
+                y = f(t, x)
+                return y.contiguous() if y.is_contiguous(memory_format=torch.channels_last) else y.transpose(1, -1).contiguous()
+
+            probe.norm(f"bn_lay_{name}_{'train' if train else 'eval'}_{kind}_mis", g, (9, 24, 37, 41))
+    probe.norm("ln_tall_square", lambda t, x: F.layer_norm(x, (4, 8), t(4, 8, grad=True), t(4, 8, grad=True)), (70000, 4, 8))
+    probe.norm("ln_tall_expanded", lambda t, x: F.layer_norm(x, (8,), t(8, grad=True), t(8, grad=True)).sum((0, 1)), (70000, 4, 8))
     _layer_norms(probe)
     _group_norms(probe, shapes)
 

@@ -7,6 +7,7 @@ back by ``record_stream``, several devices. For ``cpp#L...`` see :mod:`fxmem.all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from fxmem.errors import OutOfMemoryError
 from fxmem.tape import Tape
 from fxmem.units import format_size
 
-__all__ = ["AllocatorConfig", "Block", "CachingAllocator", "OutOfMemory", "Plan", "StepPeak", "replay"]
+__all__ = ["AllocatorConfig", "Block", "CachingAllocator", "OutOfMemory", "Plan", "StepPeak", "replay", "shortage"]
 
 
 class CachingAllocator:
@@ -322,7 +323,7 @@ def replay(tape: Tape, config: AllocatorConfig, capacity_bytes: int | None = Non
         The plan; where the device is too small, its ``oom`` says so.
     """
     allocator = CachingAllocator(config, capacity_bytes)
-    run = _Run(tape, allocator)
+    run = _Run(tape.events, [(storage.nbytes, storage.stream) for storage in tape.storages], allocator)
     sections: list[StepPeak] = []
     for start, stop in pairwise((0, *tape.step_starts, len(tape.events))):
         allocator.reset_peaks()
@@ -343,18 +344,37 @@ def replay(tape: Tape, config: AllocatorConfig, capacity_bytes: int | None = Non
     )
 
 
+def shortage(
+    events: Sequence[int], requests: Sequence[tuple[int, int]], config: AllocatorConfig, capacity_bytes: int
+) -> OutOfMemory | None:
+    """Ask only whether sizes fit: a replay without a tape.
+
+    Args:
+        events: As in :attr:`Tape.events`.
+        requests: Bytes and stream of each storage.
+        config: The allocator's options.
+        capacity_bytes: What the device offers to the allocator.
+
+    Returns:
+        Where the device is too small; ``None`` where it never is.
+    """
+    run = _Run(events, requests, CachingAllocator(config, capacity_bytes))
+    run.advance(0, len(events))
+    return run.oom
+
+
 class _Run:
     """A replay on its way: which block serves which storage, and the peak so far."""
 
-    def __init__(self, tape: Tape, allocator: CachingAllocator) -> None:
+    def __init__(self, events: Sequence[int], requests: Sequence[tuple[int, int]], allocator: CachingAllocator) -> None:
         self.peak_bytes = 0
         self.peak_event: int | None = None
         self.reserved_at_peak_bytes = 0
-        self.block_bytes = [0] * len(tape.storages)
+        self.block_bytes = [0] * len(requests)
         self.oom: OutOfMemory | None = None
-        self._blocks: list[Block | None] = [None] * len(tape.storages)
-        self._requests = [(storage.nbytes, storage.stream) for storage in tape.storages]
-        self._events = tape.events
+        self._blocks: list[Block | None] = [None] * len(requests)
+        self._requests = requests
+        self._events = events
         self._allocator = allocator
 
     def advance(self, start: int, stop: int) -> None:
@@ -369,12 +389,9 @@ class _Run:
                 block = blocks[event] = allocator.malloc(*self._requests[event])
             except OutOfMemoryError as error:
                 self.oom = OutOfMemory(
-                    event=index,
-                    requested_bytes=error.requested_bytes,
-                    allocated_bytes=error.allocated_bytes,
-                    reserved_bytes=error.reserved_bytes,
-                    capacity_bytes=error.capacity_bytes,
-                )
+                    event=index, requested_bytes=error.requested_bytes, allocated_bytes=error.allocated_bytes,
+                    reserved_bytes=error.reserved_bytes, capacity_bytes=error.capacity_bytes,
+                )  # fmt: skip
                 return
             if block is not None:
                 self.block_bytes[event] = block.size

@@ -12,8 +12,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem import device as devices
-from fxmem.allocator import replay
+from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
+from fxmem.batch import Limits, Tapes, largest, with_max_batch
 from fxmem.device import Device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
@@ -42,6 +43,16 @@ class _Run:
     def at(self, batch: int) -> Trace:
         return record(self.source, self.workload, self.device, self.fake_mode, batch)
 
+    def tapes(self, law: BatchLaw) -> Tapes:
+        """The tapes at all batches; those that the law does not cover are traced when they are asked for."""
+        return Tapes(law, self.workload.step_count, _target(self.device), self._all_steps)
+
+    def _all_steps(self, batch: int) -> Tape | None:
+        try:
+            return self.at(batch).tape
+        except (TraceError, InputError):
+            return None
+
 
 def estimate(
     target: AnyTarget,
@@ -52,6 +63,8 @@ def estimate(
     device: Device | str | None = None,
     alloc_conf: str | None = None,
     law: bool = True,
+    safety: float = 0.9,
+    reserve_bytes: int = 0,
     **options: Any,
 ) -> Estimate:
     """Predict the GPU memory of a workload.
@@ -66,7 +79,9 @@ def estimate(
         device: A :class:`~fxmem.device.Device` or what ``--device`` takes; the H200's rules without a limit
             by default.
         alloc_conf: The text of ``PYTORCH_ALLOC_CONF``.
-        law: Whether to find the batch law (traces at two more batch sizes).
+        law: Whether to find the batch law (traces at two more batch sizes), and with it the largest batch.
+        safety: Share of the device's memory that the largest batch may use.
+        reserve_bytes: What it leaves to others besides.
 
     Raises:
         FxmemError: Whatever the user can mend.
@@ -83,10 +98,12 @@ def estimate(
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
     expanded = expand(traced.tape, _target(gpu))
-    plan = replay(expanded, config, gpu.capacity_bytes)
     found = _law(run, traced.recorded) if law and (maker is inputs) else None
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
-    return assemble(question, expanded, plan, found, time.perf_counter() - began)
+    answer = assemble(question, expanded, _plan(expanded, config, gpu), found)
+    if found is not None and gpu.capacity_bytes is not None:
+        answer = with_max_batch(answer, largest(run.tapes(found), config, _limits(gpu, safety, reserve_bytes)))
+    return replace(answer, seconds=time.perf_counter() - began)
 
 
 def trace(
@@ -126,6 +143,23 @@ def _target(device: Device) -> Target:
         sm=int(device.arch.removeprefix("sm_").rstrip("af")), sm_count=device.sm_count,
         torch_version=(int(version[0]), int(version[1])),
     )  # fmt: skip
+
+
+def _limits(device: Device, safety: float, reserve_bytes: int, processes: int = 1) -> Limits:
+    if device.capacity_bytes is None:
+        raise UsageError("the largest batch needs a limit", where="--device", hint="name a GPU or a size such as 24GiB")
+    return Limits(
+        capacity_bytes=device.capacity_bytes, context_bytes=device.context_bytes, safety=safety,
+        reserve_bytes=reserve_bytes, processes=processes,
+    )  # fmt: skip
+
+
+def _plan(tape: Tape, config: AllocatorConfig, device: Device) -> Plan:
+    """The replay on the device. Where that runs out of memory: the figures that it would need, and the failure."""
+    if device.capacity_bytes is None:
+        return replay(tape, config)
+    limited = replay(tape, config, device.capacity_bytes - (device.context_bytes or 0))
+    return limited if limited.oom is None else replace(replay(tape, config), oom=limited.oom)
 
 
 def _name(target: AnyTarget, source: Source) -> str:

@@ -137,7 +137,10 @@ class MaxBatch:
 
     batch: int | None
     safety: float
+    """Share of the memory that may be used."""
     reserved_for_others_bytes: int
+    proved: bool = True
+    """Whether the next batch is known not to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +256,7 @@ def assemble(question: Question, tape: Tape, plan: Plan, law: BatchLaw | None = 
         breakdown=_breakdown(tape, plan, moment, device.context_bytes),
         activations=_activations(tape, law),
         scaling=scaling,
-        peak_at=None if plan.peak_event is None else _place(tape, plan.peak_event),
+        peak_at=None if plan.peak_event is None else place(tape, plan.peak_event),
         fits=_fits(peaks, plan, device),
         model=_model(tape),
         modules=module_table(tape, sizes=plan.block_bytes, event=moment),
@@ -310,8 +313,8 @@ def _scaling(law: BatchLaw | None, batch: int, requested: int) -> tuple[Scaling,
     return Scaling(exact=law.exact, pieces=pieces, why=law.why), tuple(notes)
 
 
-def _place(tape: Tape, event: int) -> PeakAt:
-    """Name the operator during which the event falls; between operators there is none."""
+def place(tape: Tape, event: int) -> PeakAt:
+    """Name the operator during which an allocation falls (none between operators), and what is live then."""
     step = bisect_right(tape.step_starts, event)
     at = bisect_right([op.stop for op in tape.ops], event)
     running = tape.ops[at] if at < len(tape.ops) and tape.ops[at].start <= event else None
@@ -375,7 +378,7 @@ def _coverage(tape: Tape, plan: Plan, device: Device, law_notes: tuple[str, ...]
     if plan.oom is not None:
         notes.append(
             f"out of memory: a request of {format_size(plan.oom.requested_bytes)} failed with"
-            f" {format_size(plan.oom.allocated_bytes)} allocated; the peaks are those up to it"
+            f" {format_size(plan.oom.allocated_bytes)} allocated; the peaks are those without a limit"
         )
     return Coverage(unmodelled=tuple(dict.fromkeys(unmodelled)), notes=tuple(dict.fromkeys(notes)))
 

@@ -106,8 +106,8 @@ _DEVICE = (
                  help="The GPU, or its memory: t4, rtx-4090, 24GiB.  [default: h200's rules without a limit]"),
     click.option("--arch", metavar="sm_XX", help="Architecture, where it is not the device's."),
     click.option("--context", type=parse_size, metavar="SIZE", help="Size of the CUDA context."),
-    click.option("--safety", type=click.FloatRange(0.0, 1.0, max_open=True), metavar="F",
-                 help="Share of the device to keep free in the largest batch."),
+    click.option("--safety", type=click.FloatRange(0.0, 1.0, min_open=True), metavar="F",
+                 help="Share of the memory that the largest batch may use.  [default: 0.9]"),
     click.option("--reserve", type=parse_size, metavar="SIZE", help="Memory of the device that others use."),
 )  # fmt: skip
 

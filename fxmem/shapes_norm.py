@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from fxmem.kernels.batch_norm import uses_cudnn
+from fxmem.kernels.batch_norm import channels_last_kernels, uses_cudnn
+from fxmem.kernels.steps import suggests_channels_last
+from fxmem.tape import TensorMeta
 
 aten = torch.ops.aten
 
@@ -47,18 +49,56 @@ def _rms_norm_backward(
     return dx, torch.empty(weight.shape, dtype=weight.dtype) if mask[1] and weight is not None else None
 
 
+def _layer_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, normalized: Sequence[int], mean: torch.Tensor, rstd: torch.Tensor,  # noqa: ARG001
+    weight: torch.Tensor | None, bias: torch.Tensor | None, mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """``layer_norm_backward_cuda`` in the same file."""
+    dx = torch.empty(x.shape, dtype=x.dtype) if mask[0] else None
+    parameters = zip((weight, bias if bias is not None else weight), mask[1:], strict=True)
+    return dx, *(torch.empty(p.shape, dtype=p.dtype) if wanted and p is not None else None for p, wanted in parameters)
+
+
 def _batch_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,  # noqa: ARG001
     var: torch.Tensor | None, training: bool, *_: Any,  # noqa: ARG001, FBT001
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """``batch_norm_cuda`` in cuda/Normalization.cu, ``cudnn_batch_norm`` in cudnn/BatchNorm.cpp."""
-    cudnn = uses_cudnn(
-        str(x.dtype)[6:], str(weight.dtype)[6:] if weight is not None else None, x.shape,
-        stats=mean is not None, training=training,
-    )  # fmt: skip
+    cudnn = takes_cudnn(x, weight, mean, training=training)
     size = 0 if cudnn and not training else x.shape[1]
     stats = [torch.empty(size, dtype=_accumulator(x.dtype)) for _ in range(2)]
     return torch.empty_like(x), *stats
+
+
+def takes_cudnn(
+    x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None, *, training: bool
+) -> bool:
+    """Whether batch normalisation goes to cuDNN."""
+    return uses_cudnn(
+        str(x.dtype)[6:], str(weight.dtype)[6:] if weight is not None else None, x.shape,
+        stats=mean is not None, training=training,
+    )  # fmt: skip
+
+
+def plain(x: torch.Tensor) -> TensorMeta:
+    """A tensor as kernel rules see it."""
+    return TensorMeta(-1, tuple(x.shape), tuple(x.stride()), str(x.dtype)[6:])
+
+
+def _batch_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None,  # noqa: ARG001
+    var: torch.Tensor | None, save_mean: torch.Tensor | None, save_var: torch.Tensor | None,  # noqa: ARG001
+    training: bool, eps: float, mask: Sequence[bool],  # noqa: ARG001, FBT001
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """``batch_norm_backward_cuda`` in cuda/Normalization.cu, ``cudnn_batch_norm_backward`` in cudnn/BatchNorm.cpp."""
+    dx = None
+    if mask[0]:
+        kept = training and (takes_cudnn(x, weight, mean, training=True) or channels_last_kernels(plain(x)))
+        dx = torch.empty(x.shape, dtype=x.dtype)
+        if kept and x.dim() in (4, 5) and suggests_channels_last(plain(x)):
+            dx = dx.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    dtype = weight.dtype if weight is not None else x.dtype
+    return dx, *(torch.empty(x.shape[1], dtype=dtype) if wanted and weight is not None else None for wanted in mask[1:])
 
 
 def _group_norm(
@@ -81,7 +121,9 @@ def _group_norm_backward(
 
 NORM_SHAPES: dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
 }

@@ -95,6 +95,11 @@ class Autocast:
 
     # ------------------------------------------------------------- policies
     def _unchanged(self, op: Any) -> Callable[..., Any]:
+        """No policy: a composite operator's parts still meet theirs."""
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+            decomposed: Callable[..., Any] = op.decompose
+            return decomposed
+
         def call(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED_SET):
                 return op(*args, **kwargs)

@@ -1,8 +1,9 @@
-"""Root-mean-square normalisation as one operator, as CUDA has it from torch 2.9 on.
+"""Normalisations that CUDA composes otherwise than the CPU: root mean square, and batches on cuDNN.
 
 On the CPU ``_fused_rms_norm`` is a composition of elementwise operators
 (``rms_norm_composite`` in aten/src/ATen/native/layer_norm.cpp). On CUDA it is one kernel with a
-backward of its own (tools/autograd/derivatives.yaml), which keeps the input and ``rstd``.
+backward of its own (tools/autograd/derivatives.yaml), which keeps the input and ``rstd``; torch has
+it from 2.9 on. Batch normalisation on cuDNN reads, and keeps, a dense copy of an input that is not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from fxmem.kernels.steps import suggests_channels_last
+from fxmem.shapes_norm import plain, takes_cudnn
 
 aten = torch.ops.aten
 
@@ -48,7 +52,20 @@ def fused_rms_norm(
     return y, rstd
 
 
+def batch_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
+    var: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,  # noqa: FBT001
+) -> torch.Tensor:  # fmt: skip
+    """``_batch_norm_impl_index`` in aten/src/ATen/native/Normalization.cpp: cuDNN's input is made dense before."""
+    if cudnn_enabled and takes_cudnn(x, weight, mean, training=training):
+        channels_last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        x = x.contiguous(memory_format=channels_last if suggests_channels_last(plain(x)) else torch.contiguous_format)
+    result: torch.Tensor = aten._batch_norm_impl_index(x, weight, bias, mean, var, training, momentum, eps, False)[0]
+    return result
+
+
 def register_normalization(library: torch.library.Library) -> None:
-    """Install the override, where this torch has the operator."""
+    """Install the overrides, each where this torch has the operator."""
+    library.impl("batch_norm", batch_norm, "AutogradCPU")
     if hasattr(aten, "_fused_rms_norm_backward"):
         library.impl("_fused_rms_norm", fused_rms_norm, "AutogradCPU")

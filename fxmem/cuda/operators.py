@@ -16,6 +16,7 @@ import torch
 from fxmem.cuda.attention import attention
 from fxmem.cuda.autocast import Autocast, cuda_autocast
 from fxmem.cuda.multihead import encoder_layer, has_torch_function, left_aligned, native_attention
+from fxmem.cuda.normalization import register_normalization
 from fxmem.cuda.places import replaced
 from fxmem.device import Device
 
@@ -58,6 +59,7 @@ def cuda_operators(device: Device, on_device: Callable[[torch.Tensor], bool]) ->
             library.impl("_native_multi_head_attention", native_attention(sm), "AutogradCPU")
             library.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")
             library.impl("_nested_tensor_from_mask_left_aligned", left_aligned, "AutogradCPU")
+            register_normalization(library)
             stack.enter_context(replaced([(torch.overrides, "has_torch_function", has_torch_function)]))
             autocast = stack.enter_context(cuda_autocast(on_device, library))
         yield autocast

@@ -227,7 +227,7 @@ def _cast_and_flatten(params: Sequence[Tensor], rnn: Rnn, biases: bool) -> tuple
     views = []
     for param, (offset, shape) in zip(params, rnn.places(biases=biases), strict=True):
         view = buffer.as_strided(shape, _dense_strides(shape), offset).detach()
-        view.copy_(param)
+        view.copy_(param.view_as(view))
         views.append(view)
     return buffer, views
 
@@ -278,8 +278,29 @@ class _Pack(torch.autograd.Function):
         return made, None, None, None
 
 
-def _pack_padded_sequence(recorder: Recorder) -> Callable[..., Any]:
-    def call(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+class _Packing:
+    """Packed sequences: lengths and batch sizes are host tensors.
+
+    Args:
+        recorder: Is told so.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def kernels(self) -> dict[str, Callable[..., Any]]:
+        """Operator name to kernel."""
+        return {"_pack_padded_sequence": self._pack, "_pad_packed_sequence": self._pad}
+
+    def _on_host(self, numbers: list[int]) -> Tensor:
+        before = self.recorder.place
+        self.recorder.place = False
+        try:
+            return torch.tensor(numbers)
+        finally:
+            self.recorder.place = before
+
+    def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         known = [int(n) for n in lengths.tolist()]
         if sorted(known, reverse=True) != known:
             raise RuntimeError(
@@ -288,15 +309,27 @@ def _pack_padded_sequence(recorder: Recorder) -> Callable[..., Any]:
             )
         if known[-1] <= 0:
             raise RuntimeError("Length of all samples has to be greater than 0")
-        before = recorder.place
-        recorder.place = False
-        try:
-            batch_sizes = torch.tensor([sum(n > t for n in known) for t in range(known[0])])
-        finally:
-            recorder.place = before
+        batch_sizes = self._on_host([sum(n > t for n in known) for t in range(known[0])])
         return _Pack.apply(x, known, batch_sizes, batch_first), batch_sizes
 
-    return call
+    def _pad(
+        self, data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+    ) -> tuple[Tensor, Tensor]:
+        sizes = [int(n) for n in batch_sizes.tolist()]
+        if 0 < total_length < len(sizes):
+            raise RuntimeError("Expected total_length to be at least the length of the longest sequence in input")
+        shape = (max(total_length, len(sizes)), sizes[0], *data.shape[1:])
+        output = torch.full(shape, padding_value, dtype=data.dtype)
+        at = start = 0
+        for step in range(1, len(sizes) + 1):
+            rows = sizes[start]
+            if step == len(sizes) or sizes[step] != rows:
+                block = data[at : at + rows * (step - start)]
+                output[start:step, :rows].copy_(block.view(step - start, rows, *data.shape[1:]))
+                at += rows * (step - start)
+                start = step
+        lengths = self._on_host([sum(n > i for n in sizes) for i in range(sizes[0])])
+        return output.transpose(0, 1) if batch_first else output, lengths
 
 
 # ------------------------------------------------------------------ scope
@@ -313,7 +346,7 @@ def cuda_rnn(recorder: Recorder, device: Device, autocast: Autocast) -> Iterator
             for key, table in (
                 ("AutogradCPU", cudnn.kernels(casts=False)), ("AutocastCPU", cudnn.kernels(casts=True)),
                 ("AutogradCPU", {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}),
-                ("AutogradCPU", {"_pack_padded_sequence": _pack_padded_sequence(recorder)}),
+                ("AutogradCPU", _Packing(recorder).kernels()),
                 ("CPU", CPU_KERNELS),
             ):  # fmt: skip
                 for name, kernel in table.items():

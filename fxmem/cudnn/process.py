@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -91,7 +92,12 @@ def _ask(library: str, device: str, questions: Sequence[Convolution], seconds: f
     late = False
     try:
         with subprocess.Popen(  # noqa: S603 - our own code
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            env=_environment(library),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         ) as process:
             try:
                 output, _ = process.communicate(request, timeout=seconds)
@@ -102,6 +108,13 @@ def _ask(library: str, device: str, questions: Sequence[Convolution], seconds: f
     except (OSError, ValueError) as error:
         return Plans(version=None, workspaces=(), reason=f"cannot start a process: {error}")
     return _read(output, len(questions), f"took more than {seconds:g} s" if late else "the process ended early")
+
+
+def _environment(library: str) -> dict[str, str]:
+    """The process's environment, in which cuDNN finds its neighbours (cuBLASLt, NVRTC) among NVIDIA's wheels."""
+    folders = sorted(str(path) for path in Path(library).parents[2].glob("*/lib")) if "nvidia" in library else []
+    given = os.environ.get("LD_LIBRARY_PATH", "")
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join([*folders, *([given] if given else [])])}
 
 
 def _read(output: str, asked: int, failure: str) -> Plans:

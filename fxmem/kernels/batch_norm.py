@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from fxmem.kernels.norm import copy_of
+from fxmem.kernels.norm import copy_of, gradient
 from fxmem.kernels.reductions import accumulator, reduce_steps, welford
 from fxmem.kernels.steps import (
     Drop, Out, Rule, Step, Take, Target, channels_last, contiguous, itemsize, nbytes, numel,
@@ -48,7 +48,7 @@ def uses_cudnn(dtype: str, weight: str | None, shape: Sequence[int], *, stats: b
     return len(shape) >= 3 and shape[0] <= (880801 if training else 65535)
 
 
-def _last(meta: TensorMeta) -> bool:
+def channels_last_kernels(meta: TensorMeta) -> bool:
     """``batch_norm_use_channels_last_kernels``."""
     return channels_last(meta) or (contiguous(meta) and meta.stride[1] == 1)
 
@@ -62,9 +62,9 @@ def _kernels(*operands: TensorMeta) -> _Kernels:
 def _kernels_of(meta: TensorMeta) -> _Kernels:
     if not _small(meta):
         return _Kernels.GENERAL
-    if _last(meta):
-        return _Kernels.CHANNELS_LAST
-    return _Kernels.CONTIGUOUS if contiguous(meta) else _Kernels.GENERAL
+    if contiguous(meta):
+        return _Kernels.CHANNELS_LAST if meta.stride[1] == 1 else _Kernels.CONTIGUOUS
+    return _Kernels.CHANNELS_LAST if channels_last(meta) and len(meta.shape) == 4 else _Kernels.GENERAL
 
 
 def _small(meta: TensorMeta) -> bool:
@@ -109,7 +109,11 @@ def _forward(op: Op, target: Target) -> list[Step] | None:
     if uses_cudnn(x.dtype, weight and weight.dtype, x.shape, stats=tensor(op, 3) is not None, training=training):
         take, drop = _as_suggested("input", x)
         return [*take, *results, *drop]
-    return results + _statistics(x, target) if training else results
+    steps = results + (_statistics(x, target) if training else [])
+    if _kernels(x) is _Kernels.GENERAL:  # `batch_norm_elementwise` broadcasts: ones and zeros for what is missing
+        one = itemsize(accumulator(x.dtype))
+        steps += [Take(key, one) for key, given in (("weight", weight), ("bias", tensor(op, 2))) if given is None]
+    return steps
 
 
 def _statistics(x: TensorMeta, target: Target) -> list[Step]:
@@ -122,7 +126,8 @@ def _statistics(x: TensorMeta, target: Target) -> list[Step]:
         case _Kernels.GENERAL:
             stat = TensorMeta(-1, (x.shape[1],), (1,), accumulator(x.dtype))
             dims = [d for d in range(len(x.shape)) if d != 1]
-            return reduce_steps(x, (stat, stat), dims, welford, target)
+            read_as = x.dtype if x.dtype == "float16" else stat.dtype
+            return reduce_steps(x, (stat, stat), dims, welford, target, read_as=read_as)
 
 
 def _as_suggested(key: str, meta: TensorMeta, like: TensorMeta | None = None) -> tuple[list[Step], list[Step]]:
@@ -150,10 +155,11 @@ def _backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     stats = tensor(op, 3) is not None
     if training and uses_cudnn(x.dtype, weight and weight.dtype, x.shape, stats=stats, training=True):
         return _cudnn_backward(grad, x, weight, wanted)
-    if (training or wanted[1] or wanted[2]) and wanted[0] and not _last(x) and _small(x) and _small(grad):
+    if (training or wanted[1] or wanted[2]) and wanted[0] and not channels_last_kernels(x) and _small(x) and _small(grad):
         take_x, drop_x = _reshaped("input", x)
         take_grad, drop_grad = _reshaped("gradient", grad)
-        return [*take_x, *take_grad, Out(0), Out(1), Out(2), *drop_grad, *drop_x]
+        results = [step for i in range(3) for step in gradient(wanted, i)]
+        return [*take_x, *take_grad, *results, *drop_grad, *drop_x]
     return _native_backward(op, grad, x, wanted)
 
 
@@ -166,7 +172,7 @@ def _cudnn_backward(
     sizes = (nbytes(x), nbytes(weight), nbytes(weight))
     steps = list(take)
     for i, size in enumerate(sizes):
-        steps.append(Out(i) if wanted[i] else Take(f"unwanted {i}", size))
+        steps += gradient(wanted, i) or [Take(f"unwanted {i}", size)]
     return [*steps, *drop]
 
 
@@ -186,7 +192,7 @@ def _native_backward(op: Op, grad: TensorMeta, x: TensorMeta, wanted: tuple[bool
     if wanted[0]:
         if training and weight is None and _kernels(x, grad) is _Kernels.GENERAL:
             steps.append(Take("one", itemsize(accumulator(x.dtype))))
-        steps.append(Out(0))
+        steps += gradient(wanted, 0)
     return steps
 
 
@@ -194,14 +200,16 @@ def _sums(grad: TensorMeta, x: TensorMeta, weight: TensorMeta | None, wanted: tu
     """``batch_norm_backward_reduce_cuda``."""
     size = x.shape[1] * itemsize(accumulator(x.dtype))
     totals: list[Step] = [Take("sum dy", size), Take("sum dy xmu", size)]
-    if _small(grad) and _last(grad) and _last(x):
+    if _small(grad) and channels_last_kernels(grad) and channels_last_kernels(x):
         steps = totals
         if weight is not None:
-            steps += [Out(i) if wanted[i] else Take(f"unwanted {i}", nbytes(weight)) for i in (1, 2)]
+            for i in (1, 2):
+                steps += gradient(wanted, i) or [Take(f"unwanted {i}", nbytes(weight))]
         return steps + _staging(x, 2)
     take_x, drop_x = _reshaped("input", x)
     take_grad, drop_grad = _reshaped("gradient", grad)
-    return [*take_x, *take_grad, *(totals if wanted[0] else ()), Out(1), Out(2), *drop_grad, *drop_x]
+    steps = [*take_x, *take_grad, *(totals if wanted[0] else ()), *gradient(wanted, 1), *gradient(wanted, 2)]
+    return [*steps, *drop_grad, *drop_x]
 
 
 BATCH_NORM: dict[str, Rule] = {

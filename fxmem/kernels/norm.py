@@ -26,6 +26,11 @@ def copy_of(key: str, source: TensorMeta | None) -> tuple[list[Step], list[Step]
     return [Take(key, nbytes(source))], [Drop(key)]
 
 
+def gradient(mask: Sequence[object], index: int) -> list[Step]:
+    """Result ``index`` of a backward operator, if it is wanted: those that are not are no results."""
+    return [Out(sum(map(bool, mask[:index])))] if mask[index] else []
+
+
 def _shape(op: Op, position: int) -> tuple[int, ...]:
     shape = op.args[position]
     assert isinstance(shape, Sequence)
@@ -66,15 +71,19 @@ def _backward(op: Op, weights: Sequence[TensorMeta | None], mask: object, target
     take_x, drop_x = copy_of("input", x)
     take_grad, drop_grad = copy_of("gradient", grad)
     wanted = [(i + 1, w) for i, w in enumerate(weights) if mask[i + 1] and w is not None]
-    steps: list[Step] = [*take_x, Out(0)]
+    steps: list[Step] = [*take_x, *gradient(mask, 0)]
     if rows > _PARALLEL_ROWS and columns // _BLOCK_WIDTH < target.sm_count // 2 and wanted:
         steps += [Take(f"parameter {i}", nbytes(w)) for i, w in wanted]
-        return [*steps, *take_grad, *_partial_sums(wanted, rows, columns, target), *drop_grad, *drop_x]
-    return [*steps, Out(1), Out(2), *take_grad, *drop_grad, *drop_x]
+        return [*steps, *take_grad, *_partial_sums(wanted, mask, (rows, columns), target), *drop_grad, *drop_x]
+    results = [step for i in range(1, len(mask)) for step in gradient(mask, i)]
+    return [*steps, *results, *take_grad, *drop_grad, *drop_x]
 
 
-def _partial_sums(wanted: list[tuple[int, TensorMeta]], rows: int, columns: int, target: Target) -> list[Step]:
+def _partial_sums(
+    wanted: list[tuple[int, TensorMeta]], mask: Sequence[object], size: tuple[int, int], target: Target
+) -> list[Step]:
     """``LaunchGammaBetaBackwardCUDAKernel``: rows in parallel, then ``sum(0)`` replaces the first result."""
+    rows, columns = size
     across = -(-columns // _BLOCK_WIDTH)
     blocks = min(_MAX_BLOCKS // across, -(-rows // _ROWS_PER_BLOCK))
     width = wanted[0][1].shape[-1]
@@ -82,7 +91,7 @@ def _partial_sums(wanted: list[tuple[int, TensorMeta]], rows: int, columns: int,
     for i, weight in wanted:
         partial = TensorMeta(-1, (blocks, width), (width, 1), weight.dtype)
         total = TensorMeta(-1, (width,), (1,), weight.dtype)
-        steps += [Out(i), *reduce_steps(partial, (total,), (0,), summing, target), Drop(f"parameter {i}")]
+        steps += [*gradient(mask, i), *reduce_steps(partial, (total,), (0,), summing, target), Drop(f"parameter {i}")]
     return [*steps, *(Drop(f"blocks {i}") for i, _ in reversed(wanted))]
 
 
@@ -113,7 +122,8 @@ def _group_norm_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: 
     size = itemsize(accumulator(x.dtype))
     take_grad, drop_grad = copy_of("gradient", grad)
     take_x, drop_x = copy_of("input", x)
-    steps: list[Step] = [*take_grad, *take_x, Out(0), Out(1), Out(2)]
+    results = [step for i in range(3) for step in gradient(mask, i)]
+    steps: list[Step] = [*take_grad, *take_x, *results]
     if inner != 1:
         steps += [Take("ds", n * c * size), Take("db", n * c * size)]
     if mask[0]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fxmem.kernels.attention import ATTENTION
 from fxmem.kernels.batch_norm import BATCH_NORM
 from fxmem.kernels.convolution import CONVOLUTION
+from fxmem.kernels.embedding import EMBEDDING
 from fxmem.kernels.foreach import FOREACH
 from fxmem.kernels.gemm import GEMM
 from fxmem.kernels.losses import LOSSES
@@ -26,6 +27,7 @@ RULES: dict[str, Rule] = {
     **BATCH_NORM,
     **REDUCTIONS,
     **RNN,
+    **EMBEDDING,
     **RESAMPLE,
     **POINTWISE,
 }

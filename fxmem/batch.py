@@ -1,0 +1,384 @@
+"""The largest batch that fits: found on interpolated sizes, proved by replaying whole tapes.
+
+A batch fits if the replay of its tape by the allocator does not run out of memory. While the batch law
+holds, no tape has to be traced for that: sizes between two written tapes with the same events are
+interpolated and replayed, which leads close to the answer at little cost; then the tapes of the answer
+and of the next batch are written in full (law, steps, kernels) and replayed. Kernels choose by size, so
+the interpolation may be off: what is answered is what the full tapes say. Without a law each batch
+that is looked at must be traced, and only a few are.
+
+More than one batch may be the last that fits before one that does not (fragmentation): the answer is
+one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from fxmem.allocator import Plan, replay, shortage
+from fxmem.allocator_config import AllocatorConfig
+from fxmem.errors import UsageError
+from fxmem.estimate import Estimate, MaxBatch, PeakAt, place
+from fxmem.kernels import Target, expand
+from fxmem.law import BatchLaw, Piece
+from fxmem.steady import extend
+from fxmem.tape import Tape
+
+MAX_BATCH = 2**24
+"""Where the search ends: memory that does not limit the batch here does not limit it."""
+MAX_TRACES = 8
+_STRIDE = 8
+"""The second tape of a line lies an eighth below the first."""
+_TURNS = 8
+"""Predictions from lines that may miss; then the bracket is halved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the device leaves to one process.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
+
+    capacity_bytes: int
+    context_bytes: int | None = None
+    """``None``: not known, nothing is taken off for it."""
+    safety: float = 0.9
+    """Share of the memory that may be used."""
+    reserve_bytes: int = 0
+    """For the system, the driver and other tenants."""
+    processes: int = 1
+    """Replicas on the device, each with its own context and allocator."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.safety <= 1.0:
+            raise UsageError(f"--safety is {self.safety:g}, it must lie above 0 and not above 1")
+        if self.reserve_bytes < 0 or self.processes < 1:
+            raise UsageError("--reserve must not be negative and --processes at least 1")
+
+    @property
+    def allocator_bytes(self) -> int:
+        """What the caching allocator of one process may reserve; not positive where nothing is left.
+
+        >>> Limits(capacity_bytes=10_000, context_bytes=500, reserve_bytes=1000, processes=2).allocator_bytes
+        3550
+        """
+        share = int((self.capacity_bytes - self.reserve_bytes) * self.safety) // self.processes
+        return share - (self.context_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why a batch does not fit: the first request that fails, after all cached blocks were released."""
+
+    batch: int
+    requested_bytes: int
+    missing_bytes: int
+    """How much more the allocator would need to serve that request; later ones may need more."""
+    allocated_bytes: int
+    reserved_bytes: int
+    at: PeakAt
+    """The moment of the request, and the largest tensors that are live then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAnswer:
+    """The largest batch that fits."""
+
+    batch: int
+    """0 where not even the smallest one fits."""
+    limits: Limits
+    allocator_bytes: int
+    """What one process may reserve under these limits."""
+    reserved_bytes: int
+    """Peak of the reserved memory at the answer; 0 for batch 0."""
+    releases: int = 0
+    """How often the answer fits only because cached blocks are given back to the driver, which costs time."""
+    next: Shortfall | None = None
+    """The next batch; ``None`` where it is not known not to fit."""
+    multiple_of: int = 1
+    proved: bool = True
+    """Whether the answer's and the next batch's whole tapes were replayed."""
+    traces: int = 0
+    """Batches that had to be traced for the search."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def margin_bytes(self) -> int:
+        """What is left of ``allocator_bytes`` at the answer."""
+        return self.allocator_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Requests at any batch, on lines through two written tapes with the same events."""
+
+    events: tuple[int, ...] = field(repr=False)
+    streams: tuple[int, ...] = field(repr=False)
+    sizes: tuple[int, ...] = field(repr=False)
+    rise: tuple[int, ...] = field(repr=False)
+    batch: int
+    span: int
+
+    def requests(self, batch: int) -> list[tuple[int, int]]:
+        """Bytes and stream of each storage."""
+        distance, span = batch - self.batch, self.span
+        sizes = (
+            max(size + rise * distance // span, 0) if rise else size
+            for size, rise in zip(self.sizes, self.rise, strict=True)
+        )
+        return list(zip(sizes, self.streams, strict=True))
+
+
+class Tapes:
+    """The whole tapes of a program at the batches asked for, each written once and kept.
+
+    Args:
+        law: What is known of the program.
+        steps: Steps of its loop.
+        target: The GPU whose kernels run.
+        trace: Traces a batch that the law does not cover, all steps of it; ``None`` where the program
+            does not run at this batch.
+        limit: How often ``trace`` may be called.
+    """
+
+    def __init__(
+        self, law: BatchLaw, steps: int, target: Target, trace: Callable[[int], Tape | None] | None = None,
+        limit: int = MAX_TRACES,
+    ) -> None:  # fmt: skip
+        self.law = law
+        self.traced: list[int] = []
+        """Batches that were traced."""
+        self._steps = steps
+        self._target = target
+        self._trace = trace
+        self._limit = limit
+        self._written: dict[int, Tape | None] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further batch may be traced."""
+        return self._trace is None or len(self.traced) >= self._limit
+
+    def at(self, batch: int) -> Tape | None:
+        """The tape at a batch with all steps and kernels; ``None``: not known, and none may be traced."""
+        if batch not in self._written:
+            tape = self._raw(batch)
+            if tape is None and self.exhausted:
+                return None
+            self._written[batch] = None if tape is None else expand(tape, self._target)
+        return self._written[batch]
+
+    def line(self, batch: int) -> _Line | None:
+        """The line through two tapes near a batch; ``None`` where their events differ."""
+        if not (self.law.exact and self.law.covers(batch)):
+            return None
+        near = self._nearest(batch)
+        if len(near) < 2:
+            self.at(max(batch - max(batch // _STRIDE, 1), 1))
+            near = self._nearest(batch)
+        if len(near) < 2 or near[0].events != near[1].events or len(near[0].storages) != len(near[1].storages):
+            return None
+        base, other = near
+        return _Line(
+            events=base.events,
+            streams=tuple([storage.stream for storage in base.storages]),
+            sizes=tuple([storage.nbytes for storage in base.storages]),
+            rise=tuple([b.nbytes - a.nbytes for a, b in zip(base.storages, other.storages, strict=True)]),
+            batch=base.batch,
+            span=other.batch - base.batch,
+        )
+
+    def _nearest(self, batch: int) -> list[Tape]:
+        return sorted(self._known(), key=lambda tape: abs(tape.batch - batch))[:2]
+
+    def _known(self) -> Iterator[Tape]:
+        return (tape for tape in self._written.values() if tape is not None)
+
+    def _raw(self, batch: int) -> Tape | None:
+        if self.law.covers(batch):
+            longer = extend(self.law.at(batch), self._steps)
+            if longer is not None:
+                return longer
+        if self._trace is None or self.exhausted:
+            return None
+        self.traced.append(batch)
+        return self._trace(batch)
+
+
+def largest(tapes: Tapes, config: AllocatorConfig, limits: Limits, multiple_of: int = 1) -> BatchAnswer:
+    """Find the largest batch for which the replay does not run out of memory.
+
+    Args:
+        tapes: Of the program; answers for other limits are cheaper with the same ones.
+        config: The allocator's options.
+        limits: What the device leaves to one process.
+        multiple_of: Only multiples of this are looked at.
+
+    Returns:
+        The answer, with the next batch's shortfall.
+
+    Raises:
+        UsageError: ``multiple_of`` is not positive.
+    """
+    if multiple_of < 1:
+        raise UsageError(f"--multiple-of is {multiple_of}, it must be at least 1")
+    search = _Search(tapes, config, limits.allocator_bytes, multiple_of)
+    search.run()
+    return search.answer(limits)
+
+
+def with_max_batch(estimate: Estimate, answer: BatchAnswer) -> Estimate:
+    """Put the largest batch, and what must be said of it, into an estimate."""
+    limits = answer.limits
+    largest_batch = MaxBatch(
+        batch=answer.batch if answer.batch or answer.proved else None, safety=limits.safety,
+        reserved_for_others_bytes=limits.reserve_bytes, proved=answer.proved,
+    )  # fmt: skip
+    notes = (*estimate.coverage.notes, *(f"largest batch: {note}" for note in answer.notes))
+    return replace(estimate, max_batch=largest_batch, coverage=replace(estimate.coverage, notes=notes))
+
+
+class _Search:
+    """A bracket that closes: ``low`` fits, ``high`` does not. Counts in units of ``unit`` samples."""
+
+    def __init__(self, tapes: Tapes, config: AllocatorConfig, room: int, unit: int) -> None:
+        self.tapes, self.config, self.room, self.unit = tapes, config, room, unit
+        self.low = 0
+        self.high = MAX_BATCH // unit + 1
+        self.plans: dict[int, Plan] = {}
+        self.predicted: int | None = None
+        self.unknown: int | None = None
+        """The batch at which the search ended because its tape is not known."""
+
+    def run(self) -> None:
+        turn = 0
+        while self.room > 0 and self.high - self.low > 1 and self.unknown is None:
+            self._probe(min(max(self._guess(turn), self.low + 1), self.high - 1))
+            turn += 1
+
+    def answer(self, limits: Limits) -> BatchAnswer:
+        fitting, failing = self.plans.get(self.low), self.plans.get(self.high)
+        return BatchAnswer(
+            batch=self.low * self.unit,
+            limits=limits,
+            allocator_bytes=self.room,
+            reserved_bytes=0 if fitting is None else fitting.peak_reserved_bytes,
+            releases=0 if fitting is None else fitting.retries,
+            next=None if failing is None else self._shortfall(failing),
+            multiple_of=self.unit,
+            proved=self.room <= 0 or self.high - self.low == 1,
+            traces=len(self.tapes.traced),
+            notes=tuple(self._notes()),
+        )
+
+    def _probe(self, unit: int) -> None:
+        """Replay the whole tape at a batch."""
+        tape = self.tapes.at(unit * self.unit)
+        if tape is None:
+            self.unknown = unit * self.unit
+            return
+        plan = self.plans[unit] = replay(tape, self.config, self.room)
+        if plan.oom is None:
+            self.low = unit
+        else:
+            self.high = unit
+
+    def _guess(self, turn: int) -> int:
+        """The batch to look at next; the caller keeps it within the bracket."""
+        if turn == 0:
+            return self._requested_bound()
+        if self.predicted == self.low:
+            return self.low + 1
+        last = next(reversed(self.plans))
+        line = self.tapes.line(last * self.unit) if turn < _TURNS else None
+        if line is None:
+            return (self.low + self.high) // 2 if turn % 3 == 0 and self.high in self.plans else self._secant(last)
+        self.predicted = self._boundary(line, last)
+        return self.predicted
+
+    def _boundary(self, line: _Line, last: int) -> int:
+        """The last unit that fits by the line: stride away from ``last``, then halve."""
+
+        def fits(unit: int) -> bool:
+            return shortage(line.events, line.requests(unit * self.unit), self.config, self.room) is None
+
+        low, high, stride = self.low, self.high, max(last // 32, 1)
+        while high - low > 1:
+            far = low + stride if low == last else high - stride if high == last else None
+            unit = (low + high) // 2 if far is None or not low < far < high else far
+            if fits(unit):
+                low, last = unit, unit if low == last else last
+            else:
+                high, last = unit, unit if high == last else last
+            stride *= 2
+        return low
+
+    def _secant(self, last: int) -> int:
+        """Where a line through what was replayed meets the limit."""
+        points = sorted((abs(need - self.room), unit, need) for unit, need in self._needs())
+        (_, here, need), *others = points
+        slope = (need - others[0][2]) / (here - others[0][1]) if others else self._slope() * self.unit
+        return here + math.floor((self.room - need) / slope) if slope > 0 else last * 2
+
+    def _needs(self) -> Iterator[tuple[int, int]]:
+        for unit, plan in self.plans.items():
+            tape = self.tapes.at(unit * self.unit)
+            if plan.oom is None or tape is None:
+                yield unit, plan.peak_reserved_bytes
+            else:
+                yield unit, replay(tape, self.config).peak_reserved_bytes
+
+    def _requested_bound(self) -> int:
+        """The largest batch whose requested bytes alone do not pass the limit."""
+        pieces = self.tapes.law.pieces()
+        best = max((b for piece in pieces if (b := _last_within(piece, self.room))), default=1)
+        if pieces and pieces[-1].to_batch is not None and self._slope() > 0:
+            best = pieces[-1].from_batch + math.floor((self.room - pieces[-1].fixed_bytes) / self._slope())
+        return best // self.unit
+
+    def _slope(self) -> float:
+        """Bytes per sample between the two largest batches that were traced for the law."""
+        points = [piece for piece in self.tapes.law.pieces() if piece.from_batch == piece.to_batch][-2:]
+        if len(points) < 2:
+            return 0.0
+        return (points[1].fixed_bytes - points[0].fixed_bytes) / (points[1].from_batch - points[0].from_batch)
+
+    def _shortfall(self, plan: Plan) -> Shortfall:
+        batch, oom = self.high * self.unit, plan.oom
+        tape = self.tapes.at(batch)
+        assert oom is not None
+        assert tape is not None
+        segment = self.config.segment_size(self.config.round_size(oom.requested_bytes))
+        return Shortfall(
+            batch=batch,
+            requested_bytes=oom.requested_bytes,
+            missing_bytes=max(oom.reserved_bytes + segment - oom.capacity_bytes, 1),
+            allocated_bytes=oom.allocated_bytes,
+            reserved_bytes=oom.reserved_bytes,
+            at=place(tape, oom.event),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        if self.room <= 0:
+            yield "the CUDA context and what is kept free leave nothing to the allocator"
+        if self.low == MAX_BATCH // self.unit:
+            yield f"the search ends at batch {MAX_BATCH}: memory does not limit it"
+        if self.unknown is not None:
+            why = "was not traced" if self.tapes.exhausted else "does not run"
+            yield f"batch {self.unknown} {why}; batches from {self.low * self.unit + 1} on are not proved"
+        if self.tapes.traced and not self.tapes.law.exact:
+            yield f"no batch law ({self.tapes.law.why}): traced at batch {', '.join(map(str, self.tapes.traced))}"
+
+
+def _last_within(piece: Piece, room: int) -> int | None:
+    """The last batch of a piece at which it does not pass ``room``."""
+    if piece.at(piece.from_batch) > room:
+        return None
+    last = MAX_BATCH if piece.to_batch is None else piece.to_batch
+    if piece.per_sample_bytes:
+        last = min(last, (room - piece.fixed_bytes) // piece.per_sample_bytes)
+    return last
