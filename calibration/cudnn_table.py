@@ -1,4 +1,4 @@
-"""Write fxmem/data/cudnn/sm_XX.json.xz: cuDNN's workspaces for the convolutions of common models.
+"""Write fxmem/data/cudnn_workspaces.json.xz: cuDNN's workspaces for the convolutions of common models.
 
     python calibration/cudnn_table.py --other .../libcudnn.so.9 [--other ...]
 
@@ -6,7 +6,7 @@ Needs a CUDA build of torch's cuDNN beside the running Python (no GPU), torchvis
 It traces the models, asks cuDNN for every direction, dtype and layout that PyTorch would ask for, and states two
 errors, both as fractions of the bytes of x + w + y that 90 % of the answers lie within:
 `versions`, how far other cuDNN versions (--other, repeatable: paths to their libraries) answer differently, and
-`rule`, how far the rule is off for the convolutions of models that are held out. Nothing else writes these files.
+`rule`, how far the rule is off for the convolutions of models that are held out. Nothing else writes this file.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fxmem.api import trace  # noqa: E402
 from fxmem.cudnn.process import find_library, plan  # noqa: E402
 from fxmem.cudnn.question import Convolution, Direction  # noqa: E402
 from fxmem.cudnn.sizes import operands, parts, spread  # noqa: E402
-from fxmem.cudnn.table import encode, read  # noqa: E402
+from fxmem.cudnn.table import Table, encode, read  # noqa: E402
 from fxmem.cudnn.target import description  # noqa: E402
 from fxmem.errors import FxmemError  # noqa: E402
 from fxmem.kernels.conv_workspace import tape_questions  # noqa: E402
 from fxmem.kernels.steps import Target  # noqa: E402
 
-DATA = Path(__file__).parents[1] / "fxmem" / "data" / "cudnn"
+FILE = Path(__file__).parents[1] / "fxmem" / "data" / "cudnn_workspaces.json.xz"
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 BATCHES = (1, 8, 32, 128)
 HELD_OUT_BATCHES = (1, 2, 8, 16, 48, 64)
@@ -45,14 +45,14 @@ TORCHVISION = (
     "vit_b_16 vit_l_16 swin_t"
 )
 TIMM = (
-    "resnet26d resnet50d seresnext50_32x4d mobilenetv3_large_100 efficientnet_b0 efficientnet_b3 efficientnet_lite0 "
-    "tf_efficientnetv2_s convnext_tiny convnextv2_tiny regnety_016 regnetx_032 densenet121 vit_small_patch16_224 "
-    "vit_large_patch14_224 vit_small_patch32_224 swin_tiny_patch4_window7_224 ghostnet_100 rexnet_100 cspdarknet53 nfnet_l0 "
-    "maxvit_tiny_tf_224 pvt_v2_b0 poolformer_s12 resnetv2_50 ese_vovnet39b dpn68 inception_v4@299"
+    "resnet26d resnet50d seresnext50_32x4d mobilenetv3_large_100 efficientnet_b0 efficientnet_lite0 tf_efficientnetv2_s "
+    "convnext_tiny convnextv2_tiny regnety_016 vit_small_patch16_224 vit_large_patch14_224 vit_small_patch32_224 "
+    "swin_tiny_patch4_window7_224 resnetv2_50"
 )
 HELD_OUT = (
     "hrnet_w18 dla34 xception41 mixnet_s repvgg_a2 mobilevit_s coatnet_0_rw_224 edgenext_small mobilenetv2_100 fbnetc_100 "
-    "tinynet_a res2net50_26w_4s selecsls42b hardcorenas_a lcnet_100 skresnet18"
+    "tinynet_a res2net50_26w_4s selecsls42b hardcorenas_a lcnet_100 skresnet18 nfnet_l0 regnetx_032 ghostnet_100 rexnet_100 "
+    "cspdarknet53 maxvit_tiny_tf_224 pvt_v2_b0 poolformer_s12 ese_vovnet39b dpn68 efficientnet_b3"
 )
 
 
@@ -106,21 +106,16 @@ def ask(library: str, sm: int, questions: list[Convolution]) -> dict[Convolution
     return {q: n for q, n in zip(questions, found.workspaces, strict=True) if n is not None}
 
 
-def content(sm: int, library: str, version: int, convs: list[Convolution]) -> dict[str, object]:
-    """The file without its two errors."""
+def answers(sm: int, library: str, convs: list[Convolution]) -> dict[str, tuple[str, str, list[int]]]:
+    """The rows of an architecture, as the file has them."""
     grid = variants(convs, BATCHES)
     known = ask(library, sm, [q for row in grid for q in row if q is not None])
-    answers, decoded = {}, {}
+    written, decoded = {}, {}
     for (direction, dtype, layout), row in zip(rows(), grid, strict=True):
         name = f"{direction} {dtype} {'nhwc' if layout else 'nchw'}"
-        entries = [parts(known[q], operands(q)) if q in known else None for q in row]
-        decoded[name] = entries
-        answers[name] = encode(entries, decoded.get(name.replace("bfloat16", "float16")) if dtype == "bfloat16" else None)
-    shapes = [(c.x[1:], c.w, c.stride, c.padding, c.dilation) for c in convs]
-    return {
-        "schema": 1, "cudnn": version, "sm": sm, "batches": BATCHES, "convolutions": shapes, "answers": answers,
-        "versions": (0.0, 0.0), "rule": (0.0, 0.0), "device": json.loads(description(sm)),
-    }  # fmt: skip
+        decoded[name] = [parts(known[q], operands(q)) if q in known else None for q in row]
+        written[name] = encode(decoded[name], decoded[name.replace("bfloat16", "float16")] if dtype == "bfloat16" else None)
+    return written
 
 
 def versions_error(sm: int, library: str, others: list[str], convs: list[Convolution]) -> tuple[float, float]:
@@ -137,11 +132,10 @@ def versions_error(sm: int, library: str, others: list[str], convs: list[Convolu
     low, high = spread(pairs, sizes)
     total = sum(b for _, b in pairs) / max(sum(a for a, _ in pairs), 1)
     print(f"sm_{sm} other versions: {same:.1%} equal, sum {total:.3f} of ours, 90 % within {low:+.2f} .. {high:+.2f}")
-    return low, high
+    return round(low, 3), round(high, 3)
 
 
-def rule_error(sm: int, library: str, made: dict[str, object], held: list[Convolution]) -> tuple[float, float]:
-    table = read(json.loads(json.dumps(made)))
+def rule_error(sm: int, library: str, table: Table, held: list[Convolution]) -> tuple[float, float]:
     questions = [q for row in variants(held, HELD_OUT_BATCHES) for q in row if q is not None]
     sample = random.Random(1).sample(questions, min(SAMPLE, len(questions)))
     known = ask(library, sm, sample)
@@ -154,7 +148,7 @@ def rule_error(sm: int, library: str, made: dict[str, object], held: list[Convol
         f"sm_{sm} rule, {len(pairs)} held-out questions: {exact:.1%} to 512 bytes, sum of errors {off / real:.1%} of the "
         f"sum, bias {bias:+.1%}, 90 % within {low:+.2f} .. {high:+.2f} of x + w + y"
     )
-    return low, high
+    return round(low, 3), round(high, 3)
 
 
 def main() -> None:
@@ -169,14 +163,16 @@ def main() -> None:
     known = set(convs)
     held = [c for c in convolutions([f"timm:{n}" for n in HELD_OUT.split()]) if c not in known]
     print(f"{len(convs)} convolutions, {len(held)} held out, cuDNN {found.version}")
-    DATA.mkdir(exist_ok=True)
+    shapes = [(c.x[1:], c.w, c.stride, c.padding, c.dilation) for c in convs]
+    made = {"schema": 1, "cudnn": found.version, "batches": BATCHES, "convolutions": shapes, "architectures": {}}
     for sm in options.arch or ARCHITECTURES:
-        made = content(sm, found.path, found.version, convs)
-        made["rule"] = [round(v, 3) for v in rule_error(sm, found.path, made, held)]
-        made["versions"] = [round(v, 3) for v in versions_error(sm, found.path, options.other, convs)]
-        packed = lzma.compress(json.dumps(made, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
-        (DATA / f"sm_{sm}.json.xz").write_bytes(packed)
-        print(f"sm_{sm}: {len(packed)} bytes", flush=True)
+        own = {"versions": (0, 0), "rule": (0, 0), "answers": answers(sm, found.path, convs)}
+        made["architectures"][str(sm)] = own
+        own["rule"] = rule_error(sm, found.path, read(made, sm), held)
+        own["versions"] = versions_error(sm, found.path, options.other, convs)
+    packed = lzma.compress(json.dumps(made, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME)
+    FILE.write_bytes(packed)
+    print(f"{FILE}: {len(packed)} bytes")
 
 
 if __name__ == "__main__":

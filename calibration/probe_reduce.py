@@ -90,10 +90,10 @@ REDUCTIONS = {
 
 def _huge(t):
     x = t(3, 1 << 30)
-    x.sum(), x.sum(0), x.sum(1), x.amax(1), x.mean(1), x.argmax(1), torch.var_mean(x, 1)  # noqa: B018
+    x.sum(), x.sum(0), x.sum(1), x.amax(1), x.mean(1), x.argmax(1), torch.var_mean(x, 1)
     del x
     x = t((1 << 28) + 5, 9)
-    x.sum(), x.sum(0), x.sum(1), x.amax(0), x.mean(0), x.max(0), torch.linalg.vector_norm(x)  # noqa: B018
+    x.sum(), x.sum(0), x.sum(1), x.amax(0), x.mean(0), x.max(0), torch.linalg.vector_norm(x)
 
 
 def _losses(probe):

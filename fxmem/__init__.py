@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fxmem.api import estimate, trace
+    from fxmem.api import estimate, max_batch, trace
     from fxmem.device import Device, all_devices, find_device
     from fxmem.errors import FxmemError
     from fxmem.estimate import Estimate
@@ -36,11 +36,13 @@ __all__ = [
     "all_devices",
     "estimate",
     "find_device",
+    "max_batch",
     "trace",
 ]
 
 _HOME = {
     "estimate": "fxmem.api",
+    "max_batch": "fxmem.api",
     "trace": "fxmem.api",
     "Device": "fxmem.device",
     "all_devices": "fxmem.device",

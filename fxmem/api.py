@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fxmem import device as devices
 from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
 from fxmem.batch import Limits, Tapes, largest, with_max_batch
+from fxmem.batch_report import BatchReport, DeviceBatch, report_batches
 from fxmem.device import Device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
@@ -26,7 +27,7 @@ from fxmem.trace import Trace
 from fxmem.trace import trace as record
 from fxmem.workload import Workload
 
-__all__ = ["estimate", "trace"]
+__all__ = ["estimate", "max_batch", "trace"]
 
 AnyTarget = str | nn.Module | Callable[..., object]
 
@@ -47,9 +48,17 @@ class _Run:
         """The tapes at all batches; those that the law does not cover are traced when they are asked for."""
         return Tapes(law, self.workload.step_count, _target(self.device), self._all_steps)
 
+    def recorded(self, batches: Sequence[int]) -> list[Tape]:
+        """The steps that were run at each batch at which the model runs."""
+        return [traced.recorded for batch in batches if (traced := self._attempt(batch)) is not None]
+
     def _all_steps(self, batch: int) -> Tape | None:
+        traced = self._attempt(batch)
+        return None if traced is None else traced.tape
+
+    def _attempt(self, batch: int) -> Trace | None:
         try:
-            return self.at(batch).tape
+            return self.at(batch)
         except (TraceError, InputError):
             return None
 
@@ -82,6 +91,7 @@ def estimate(
         law: Whether to find the batch law (traces at two more batch sizes), and with it the largest batch.
         safety: Share of the device's memory that the largest batch may use.
         reserve_bytes: What it leaves to others besides.
+        **options: Fields of the workload.
 
     Raises:
         FxmemError: Whatever the user can mend.
@@ -92,7 +102,7 @@ def estimate(
     """
     began = time.perf_counter()
     workload = _workload(workload, options)
-    gpu = device if isinstance(device, Device) else devices.find_device(device) if device else devices.DEFAULT
+    gpu = _device(device)
     config = AllocatorConfig.parse(alloc_conf or "")
     maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
@@ -104,6 +114,64 @@ def estimate(
     if found is not None and gpu.capacity_bytes is not None:
         answer = with_max_batch(answer, largest(run.tapes(found), config, _limits(gpu, safety, reserve_bytes)))
     return replace(answer, seconds=time.perf_counter() - began)
+
+
+def max_batch(
+    target: AnyTarget,
+    inputs: Callable[[int], Any] | None = None,
+    *,
+    device: Device | str | Sequence[Device | str],
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    workload: Workload | None = None,
+    alloc_conf: str | None = None,
+    safety: float = 0.9,
+    reserve_bytes: int = 0,
+    processes: int = 1,
+    multiple_of: int = 1,
+    **options: Any,
+) -> BatchReport:
+    """Find the largest batch that fits a device, or each of several.
+
+    Args:
+        target: As for :func:`estimate`.
+        inputs: Called with the batch size, gives the model's inputs.
+        device: One or more, each with a limit.
+        loss: Called with the output in training.
+        workload: What to run. A device holds it if its largest batch is not below the workload's.
+        alloc_conf: The text of ``PYTORCH_ALLOC_CONF``.
+        safety: Share of the device's memory that may be used.
+        reserve_bytes: Left to the system and to others besides.
+        processes: Replicas on one device.
+        multiple_of: Look at multiples of this only.
+        **options: Fields of the workload.
+
+    Raises:
+        FxmemError: Whatever the user can mend.
+
+    >>> small = max_batch(nn.Linear(8, 4), lambda batch: torch.zeros(batch, 8), device="24MiB", safety=1)
+    >>> small.batch, small.best.answer.next.requested_bytes
+    (262144, 4194320)
+    """
+    began = time.perf_counter()
+    workload = _workload(workload, options)
+    config = AllocatorConfig.parse(alloc_conf or "")
+    gpus = [_device(gpu) for gpu in ([device] if isinstance(device, Device | str) else device)]
+    limits = [_limits(gpu, safety, reserve_bytes, processes) for gpu in gpus]
+    programs: dict[tuple[str, int], tuple[Tape, Tapes]] = {}
+    found = []
+    for gpu, limit in zip(gpus, limits, strict=True):
+        if (gpu.arch, gpu.sm_count) not in programs:
+            run = _Run(target, workload, gpu, inputs=inputs, loss=loss)
+            # Batch 1 is often a program of its own, so it is traced only if the answer may be so small.
+            first = next(iter(run.recorded([2])), None) or run.at(workload.batch).recorded
+            law = _law(run, first, (first.batch + 1, first.batch + 2))
+            programs[gpu.arch, gpu.sm_count] = first, run.tapes(law)
+        first, tapes = programs[gpu.arch, gpu.sm_count]
+        found.append(
+            DeviceBatch(device=gpu, answer=largest(tapes, config, limit, multiple_of), tape=first, law=tapes.law)
+        )
+    question = Question(target=_name(target, run.source), workload=workload, device=gpus[0])
+    return report_batches(question, found, time.perf_counter() - began)
 
 
 def trace(
@@ -124,7 +192,7 @@ def trace(
     ['t.default', 'addmm.default']
     """
     workload = _workload(workload, options)
-    gpu = device if isinstance(device, Device) else devices.find_device(device) if device else devices.DEFAULT
+    gpu = _device(device)
     maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
     return _Run(target, workload, gpu, inputs=maker, loss=loss).at(workload.batch)
 
@@ -143,6 +211,10 @@ def _target(device: Device) -> Target:
         sm=int(device.arch.removeprefix("sm_").rstrip("af")), sm_count=device.sm_count,
         torch_version=(int(version[0]), int(version[1])),
     )  # fmt: skip
+
+
+def _device(device: Device | str | None) -> Device:
+    return device if isinstance(device, Device) else devices.find_device(device) if device else devices.DEFAULT
 
 
 def _limits(device: Device, safety: float, reserve_bytes: int, processes: int = 1) -> Limits:
@@ -166,23 +238,13 @@ def _name(target: AnyTarget, source: Source) -> str:
     return target if isinstance(target, str) else source.name
 
 
-def _law(run: _Run, tape: Tape) -> BatchLaw:
-    """Fit the law to tapes at the batch asked for and two others; once more where batch 1 stands alone."""
-    target = _target(run.device)
-    batches = [b for b in (1, 2, 3) if b != tape.batch][:2]
-    tapes, failed = [tape], ""
-    for batch in batches:
-        try:
-            tapes.append(run.at(batch).recorded)
-        except (TraceError, InputError) as error:
-            failed = str(error)
+def _law(run: _Run, tape: Tape, others: tuple[int, ...] = (1, 2, 3)) -> BatchLaw:
+    """Fit the law to tapes at this batch and two others; once more where batch 1 stands alone."""
+    batches = [b for b in others if b != tape.batch][:2]
+    tapes = [tape, *run.recorded(batches)]
     law = fit(tapes)
-    if law.needs_proof or failed:
+    if law.needs_proof or len(tapes) <= len(batches):
         used = {t.batch for t in tapes}
-        more = next(b for b in (3, 4, 5, 6) if b not in used)
-        try:
-            tapes.append(run.at(more).recorded)
-        except (TraceError, InputError):
-            return law
+        tapes += run.recorded([next(b for b in (3, 4, 5, 6) if b not in used)])
         law = fit(tapes)
-    return with_kernels(law, [expand(t, target) for t in tapes])
+    return with_kernels(law, [expand(t, _target(run.device)) for t in tapes])

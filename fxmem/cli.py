@@ -24,8 +24,8 @@ from tabulate import tabulate
 from fxmem import __version__
 from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
-from fxmem.options import device_from, shared_options, workload_from
-from fxmem.report import reporter
+from fxmem.options import device_from, devices_from, shared_options, workload_from
+from fxmem.report import render_batch, reporter
 from fxmem.report.sections import fits
 from fxmem.units import format_size
 
@@ -110,6 +110,35 @@ def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool,
     report = result.to_dict()
     _write(reporter(options["format_name"], depth=depth).render(report), options["output"])
     if check and not fits(report):
+        ctx.exit(Exit.DOES_NOT_FIT)
+
+
+@main.command()
+@click.argument("target")
+@shared_options
+@click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Replicas on one device, each with its own context.")  # fmt: skip
+@click.option("--multiple-of", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Look at multiples of this only.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Exit with status 3 if no device holds --batch.")
+@click.pass_context
+def batch(ctx: click.Context, /, target: str, *, check: bool, **options: Any) -> None:
+    """Find the largest batch of TARGET that fits --device, and what binds it.
+
+    The answer's whole run and that of the next batch are replayed, nothing is interpolated.
+    --device takes several names with commas between them: the devices that hold --batch come
+    first, and of those the one with the least memory, which stands for the cheapest.
+    """
+    ctx.find_root().meta["debug"] = options["debug"]
+    workload, gpus = workload_from(options), devices_from(options)
+    _writable(options["output"])
+    given = {name: options[name] for name in ("processes", "multiple_of")}
+    with _quiet(debug=options["debug"]):
+        from fxmem import api
+
+        result = api.max_batch(target, workload=workload, device=gpus, **given, **_library_options(options))
+    _write(render_batch(result.to_dict(), options["format_name"]), options["output"])
+    if check and not result.fits:
         ctx.exit(Exit.DOES_NOT_FIT)
 
 

@@ -208,7 +208,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON object of ``fxmem estimate --format json`` (design, part 3)."""
-        return {"schema": SCHEMA, **_mapping(self)}
+        return {"schema": SCHEMA, **mapping(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,14 +383,14 @@ def _coverage(tape: Tape, plan: Plan, device: Device, law_notes: tuple[str, ...]
     return Coverage(unmodelled=tuple(dict.fromkeys(unmodelled)), notes=tuple(dict.fromkeys(notes)))
 
 
-def _mapping(value: object) -> dict[str, object]:
+def mapping(value: object) -> dict[str, object]:
     """Turn a dataclass into plain JSON values, in the order of its fields."""
     return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}  # type: ignore[arg-type]
 
 
 def _plain(value: object) -> object:
     if is_dataclass(value):
-        return _mapping(value)
+        return mapping(value)
     if isinstance(value, StepPeak):
         return value._asdict()
     if isinstance(value, tuple):

@@ -156,3 +156,15 @@ def device_from(options: Mapping[str, Any]) -> Device:
         UsageError: No such device, size or architecture.
     """
     return find_device(options["device"], arch=options["arch"], context=options["context"])
+
+
+def devices_from(options: Mapping[str, Any]) -> list[Device]:
+    """The devices that the options name, with commas between them.
+
+    Raises:
+        UsageError: None is named, or one is not known.
+    """
+    names = [name for name in (options["device"] or "").split(",") if name.strip()]
+    if not names:
+        raise UsageError("the largest batch needs a limit", where="--device", hint="name a GPU or a size such as 24GiB")
+    return [find_device(name, arch=options["arch"], context=options["context"]) for name in names]

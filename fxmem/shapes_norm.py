@@ -40,39 +40,31 @@ def _rms_norm(x: torch.Tensor, normalized: Sequence[int], *_: Any) -> tuple[torc
     return torch.empty(x.shape, dtype=x.dtype), torch.empty(_stats_shape(x, normalized), dtype=_accumulator(x.dtype))
 
 
-def _rms_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, normalized: Sequence[int], rstd: torch.Tensor,  # noqa: ARG001
-    weight: torch.Tensor | None, mask: Sequence[bool],
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+def _rms_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """``_fused_rms_norm_backward_cuda`` in the same file."""
+    _, x, _, _, weight, mask = args
     dx = torch.empty(x.shape, dtype=x.dtype) if mask[0] else None
     return dx, torch.empty(weight.shape, dtype=weight.dtype) if mask[1] and weight is not None else None
 
 
-def _layer_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, normalized: Sequence[int], mean: torch.Tensor, rstd: torch.Tensor,  # noqa: ARG001
-    weight: torch.Tensor | None, bias: torch.Tensor | None, mask: Sequence[bool],
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+def _layer_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """``layer_norm_backward_cuda`` in the same file."""
+    _, x, _, _, _, weight, bias, mask = args
     dx = torch.empty(x.shape, dtype=x.dtype) if mask[0] else None
     parameters = zip((weight, bias if bias is not None else weight), mask[1:], strict=True)
     return dx, *(torch.empty(p.shape, dtype=p.dtype) if wanted and p is not None else None for p, wanted in parameters)
 
 
-def _batch_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,  # noqa: ARG001
-    var: torch.Tensor | None, training: bool, *_: Any,  # noqa: ARG001, FBT001
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+def _batch_norm(*args: Any) -> tuple[torch.Tensor, ...]:
     """``batch_norm_cuda`` in cuda/Normalization.cu, ``cudnn_batch_norm`` in cudnn/BatchNorm.cpp."""
+    x, weight, _, mean, _, training, *_ = args
     cudnn = takes_cudnn(x, weight, mean, training=training)
     size = 0 if cudnn and not training else x.shape[1]
     stats = [torch.empty(size, dtype=_accumulator(x.dtype)) for _ in range(2)]
     return torch.empty_like(x), *stats
 
 
-def takes_cudnn(
-    x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None, *, training: bool
-) -> bool:
+def takes_cudnn(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None, *, training: bool) -> bool:
     """Whether batch normalisation goes to cuDNN."""
     return uses_cudnn(
         str(x.dtype)[6:], str(weight.dtype)[6:] if weight is not None else None, x.shape,
@@ -85,12 +77,9 @@ def plain(x: torch.Tensor) -> TensorMeta:
     return TensorMeta(-1, tuple(x.shape), tuple(x.stride()), str(x.dtype)[6:])
 
 
-def _batch_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None,  # noqa: ARG001
-    var: torch.Tensor | None, save_mean: torch.Tensor | None, save_var: torch.Tensor | None,  # noqa: ARG001
-    training: bool, eps: float, mask: Sequence[bool],  # noqa: ARG001, FBT001
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+def _batch_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """``batch_norm_backward_cuda`` in cuda/Normalization.cu, ``cudnn_batch_norm_backward`` in cudnn/BatchNorm.cpp."""
+    _, x, weight, mean, _, _, _, training, _, mask = args
     dx = None
     if mask[0]:
         kept = training and (takes_cudnn(x, weight, mean, training=True) or channels_last_kernels(plain(x)))
@@ -101,19 +90,15 @@ def _batch_norm_backward(
     return dx, *(torch.empty(x.shape[1], dtype=dtype) if wanted and weight is not None else None for wanted in mask[1:])
 
 
-def _group_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, n: int, c: int, inner: int,  # noqa: ARG001
-    groups: int, *_: Any,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+def _group_norm(*args: Any) -> tuple[torch.Tensor, ...]:
     """``native_group_norm`` in aten/src/ATen/native/group_norm.cpp."""
+    x, _, _, n, _, _, groups, *_ = args
     return torch.empty(x.shape, dtype=x.dtype), *(torch.empty(n, groups, dtype=x.dtype) for _ in range(2))
 
 
-def _group_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,  # noqa: ARG001
-    weight: torch.Tensor | None, n: int, c: int, inner: int, groups: int, mask: Sequence[bool],  # noqa: ARG001
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+def _group_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """``native_group_norm_backward`` in the same file."""
+    _, x, _, _, weight, _, c, _, _, mask = args
     dx = torch.empty(x.shape, dtype=x.dtype) if mask[0] else None
     dtype = weight.dtype if weight is not None else x.dtype
     return dx, *(torch.empty(c, dtype=dtype) if wanted else None for wanted in mask[1:])

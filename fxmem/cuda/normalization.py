@@ -48,15 +48,15 @@ def fused_rms_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stands for ``_fused_rms_norm`` under ``AutogradCPU``."""
-    y, rstd = _RMSNorm.apply(x, shape, weight, eps)  # type: ignore[no-untyped-call]
+    y, rstd = _RMSNorm.apply(x, shape, weight, eps)
     return y, rstd
 
 
 def batch_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
-    var: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,  # noqa: FBT001
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None, *rest: Any
+) -> torch.Tensor:
     """``_batch_norm_impl_index`` in aten/src/ATen/native/Normalization.cpp: cuDNN's input is made dense before."""
+    var, training, momentum, eps, cudnn_enabled = rest
     if cudnn_enabled and takes_cudnn(x, weight, mean, training=training):
         channels_last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=channels_last if suggests_channels_last(plain(x)) else torch.contiguous_format)

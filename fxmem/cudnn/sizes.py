@@ -19,6 +19,9 @@ _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 COMBINATIONS = tuple((a, b, c) for a in range(3) for b in range(4) for c in range(3))
 """Copies of x, w and y; four of w are as far as partial sums in float32 of half precision go in pairs."""
 
+_COPY = 0.005
+"""What a copy must explain, as a fraction of all operands; keeps chance sums of many copies out."""
+
 
 class Parts(NamedTuple):
     """``a X + b W + c Y + rest``."""
@@ -42,9 +45,10 @@ def operands(question: Convolution) -> tuple[int, int, int]:
 
 
 def parts(nbytes: int, sizes: tuple[int, int, int]) -> Parts:
-    """Take a workspace apart: the smallest rest, then the fewest copies."""
+    """Take a workspace apart: a small rest, but no more copies than that is worth."""
     candidates = (Parts(n, nbytes - Parts(n, 0).nbytes(sizes)) for n in COMBINATIONS)
-    return min((c for c in candidates if c.rest >= 0), key=lambda c: (c.rest, sum(c.copies)))
+    price = _COPY * sum(sizes)
+    return min((c for c in candidates if c.rest >= 0), key=lambda c: c.rest + price * sum(c.copies))
 
 
 def spread(pairs: Iterable[tuple[int, int]], sizes: Iterable[int], share: float = 0.9) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The shipped answers: convolutions of common models at common batches, and what to infer from them.
 
-``fxmem/data/cudnn/sm_XX.json.xz`` is written by ``calibration/cudnn_table.py`` alone. A question that
-is in it is answered exactly. Any other is answered by rule: the three convolutions of the table that
+``fxmem/data/cudnn_workspaces.json.xz`` is written by ``calibration/cudnn_table.py`` alone. A question
+that is in it is answered to 512 bytes, the allocator's granularity. Any other is answered by rule: the three convolutions of the table that
 are most like it say which copies cuDNN takes (:mod:`fxmem.cudnn.sizes`), those copies are counted
 at the question's own sizes, and the middle of the three counts.
 """
@@ -26,6 +26,9 @@ RESTS = (0, 16, 131, 147)
 """The rests that most answers have, by the digit that stands for them; the next digit: listed one by one."""
 
 _SCHEMA = 1
+_FINE, _BLOCK = 4096, 512
+"""A rest of so many bytes or more is written in blocks, rounded up, as a negative number."""
+
 _CHANNELS, _PIXELS, _BATCH, _KERNEL, _STRIDE, _TILE, _GROUPS = 1.0, 0.5, 0.5, 2.0, 2.0, 1.0, 0.5
 """Distances between convolutions: a doubling of each, another stride, another divisibility of the channels.
 Chosen among six settings on 267 convolutions of 16 models that are not in the table (calibration/cudnn_table.py)."""
@@ -72,24 +75,26 @@ class Table:
 @functools.cache
 def table(sm: int) -> Table | None:
     """The table of an architecture that is planned for; ``None`` if there is none or it cannot be read."""
-    file = resources.files("fxmem").joinpath(f"data/cudnn/sm_{sm}.json.xz")
+    file = resources.files("fxmem").joinpath("data/cudnn_workspaces.json.xz")
     try:
         content = json.loads(lzma.decompress(file.read_bytes()))
     except (OSError, ValueError, lzma.LZMAError):
         return None
-    return read(content) if content.get("schema") == _SCHEMA else None
+    usable = content.get("schema") == _SCHEMA and str(sm) in content["architectures"]
+    return read(content, sm) if usable else None
 
 
-def read(content: dict[str, Any]) -> Table:
-    """Make a table of a file's content."""
+def read(content: dict[str, Any], sm: int) -> Table:
+    """Make an architecture's table of the file's content."""
+    own = content["architectures"][str(sm)]
     convolutions = {tuple(tuple(part) for part in c): i for i, c in enumerate(content["convolutions"])}
     answers: dict[str, tuple[Parts | None, ...]] = {}
-    for row, (copies, rests, listed) in content["answers"].items():
+    for row, (copies, rests, listed) in own["answers"].items():
         answers[row] = _decode(copies, rests, listed, answers.get(row.replace("bfloat16", "float16")))
     return Table(
         cudnn=content["cudnn"],
-        versions=(content["versions"][0], content["versions"][1]),
-        rule=(content["rule"][0], content["rule"][1]),
+        versions=(own["versions"][0], own["versions"][1]),
+        rule=(own["rule"][0], own["rule"][1]),
         batches=tuple(content["batches"]),
         convolutions=convolutions,
         answers=answers,
@@ -112,7 +117,7 @@ def encode(row: Sequence[Parts | None], same: Sequence[Parts | None] | None) -> 
         common = RESTS.index(entry.rest) if entry.rest in RESTS else len(RESTS)
         rests.append(DIGITS[common])
         if common == len(RESTS):
-            listed.append(entry.rest)
+            listed.append(entry.rest if entry.rest < _FINE else entry.rest // -_BLOCK)
     return "".join(copies), "".join(rests), listed
 
 
@@ -124,7 +129,8 @@ def _decode(copies: str, rests: str, listed: Sequence[int], same: Sequence[Parts
             row.append(same[i] if digit == "=" and same is not None else None)
             continue
         kind = DIGITS.index(next(kinds))
-        row.append(Parts(COMBINATIONS[DIGITS.index(digit)], RESTS[kind] if kind < len(RESTS) else next(others)))
+        rest = RESTS[kind] if kind < len(RESTS) else next(others)
+        row.append(Parts(COMBINATIONS[DIGITS.index(digit)], rest if rest >= 0 else -rest * _BLOCK))
     return tuple(row)
 
 

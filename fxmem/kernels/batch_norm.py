@@ -10,13 +10,25 @@ aten/src/ATen/native/cudnn/BatchNorm.cpp (torch 2.14).
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 
 from fxmem.kernels.norm import copy_of, gradient
 from fxmem.kernels.reductions import accumulator, reduce_steps, welford
 from fxmem.kernels.steps import (
-    Drop, Out, Rule, Step, Take, Target, channels_last, contiguous, itemsize, nbytes, numel,
-    suggests_channels_last, tensor,
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    channels_last,
+    contiguous,
+    itemsize,
+    nbytes,
+    numel,
+    suggests_channels_last,
+    tensor,
 )  # fmt: skip
 from fxmem.tape import Op, TensorMeta
 
@@ -140,12 +152,12 @@ def _as_suggested(key: str, meta: TensorMeta, like: TensorMeta | None = None) ->
 def _reshaped(key: str, meta: TensorMeta) -> tuple[list[Step], list[Step]]:
     """``reshape({N, C, -1})``: a copy where the inner dimensions do not merge."""
     inner = [(n, s) for n, s in zip(meta.shape[2:], meta.stride[2:], strict=True) if n != 1]
-    merges = all(s == after * n for (_, s), (n, after) in zip(inner, inner[1:], strict=False))
+    merges = all(s == after * n for (_, s), (n, after) in itertools.pairwise(inner))
     return ([], []) if merges else ([Take(key, nbytes(meta))], [Drop(key)])
 
 
 def _backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
-    """``cudnn_batch_norm_backward`` (cudnn/BatchNorm.cpp) or ``batch_norm_backward_cuda`` (cuda/Normalization.cu)."""
+    """``cudnn_batch_norm_backward`` (BatchNorm.cpp) or ``batch_norm_backward_cuda`` (Normalization.cu)."""
     grad, x, weight = tensor(op, 0), tensor(op, 1), tensor(op, 2)
     if grad is None or x is None or x.storage < 0 or not numel(x):
         return None

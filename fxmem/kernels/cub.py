@@ -74,14 +74,14 @@ def unique_by_key(count: int, itemsize: int, target: Target) -> int:
     return alias(_tile_state(_div_up(count, tile), 8), 0)
 
 
-def scan_by_key(count: int, itemsize: int, target: Target, *, sum_: bool) -> int:
-    """``DispatchScanByKey`` with keys and values of one integer type; ``sum_``: the operator is a sum."""
+def scan_by_key(count: int, itemsize: int, target: Target) -> int:
+    """``DispatchScanByKey`` with keys and values of one integer type, for a sum or a maximum."""
     tile = 256 * 9
-    if sum_ and target.sm >= 100:
+    if target.sm >= 100:
         tile = {4: 224 * 20, 8: 256 * 23}[itemsize]
-    elif sum_ and target.sm >= 90:
+    elif target.sm >= 90:
         tile = {4: 288 * 14, 8: 224 * 11}[itemsize]
-    elif sum_ and target.sm == 80:
+    elif target.sm == 80:
         tile = {4: 256 * 15, 8: 224 * 10}[itemsize]
     tiles = _div_up(count, tile)
     return alias((32 + tiles) * 16, itemsize * (tiles + 1))

@@ -44,11 +44,11 @@ def _bag_backward(op: Op, target: Target) -> list[Step] | None:
     if not numel(indices):
         return [*before, Out(0)]
     by_frequency = bool(argument(op, 6, "scale_grad_by_freq"))
-    return before + _sorted_backward(grad, indices, weights, target, by_frequency=by_frequency)
+    return before + _sorted_backward(grad, indices, weights, target, by_frequency=by_frequency, bags=True)
 
 
 def _sorted_backward(
-    grad: TensorMeta, indices: TensorMeta, weights: int, target: Target, *, by_frequency: bool
+    grad: TensorMeta, indices: TensorMeta, weights: int, target: Target, *, by_frequency: bool, bags: bool = False
 ) -> list[Step]:
     """Sorting, then ``embedding_backward_cuda_kernel`` (EmbeddingBackwardKernel.cu)."""
     item = itemsize(indices.dtype)
@@ -61,17 +61,18 @@ def _sorted_backward(
     ]  # fmt: skip
     if by_frequency:
         steps.append(Take("counts", whole))
-        for name, is_sum in (("counts up", True), ("counts down", False)):
-            steps += [Take(name, cub.scan_by_key(count, item, target, sum_=is_sum)), Drop(name)]
-    return steps + _segments(grad, count, item, weights, target)
+        for name in ("counts up", "counts down"):
+            steps += [Take(name, cub.scan_by_key(count, item, target)), Drop(name)]
+    few = not bags and count // _ROWS_PER_THREAD > 3 * weights and weights < 4 * target.sm_count
+    return steps + _segments(grad, indices, weights, target, few=few)
 
 
-def _segments(grad: TensorMeta, count: int, item: int, weights: int, target: Target) -> list[Step]:
+def _segments(grad: TensorMeta, indices: TensorMeta, weights: int, target: Target, *, few: bool) -> list[Step]:
     """``embedding_backward_cuda_kernel``: few rows with many indices each are added to atomically.
 
     The bounds of that path were found by bisection on the phantom device (sm_75 to sm_120).
     """
-    width = grad.shape[-1]
+    item, count, width = itemsize(indices.dtype), numel(indices), grad.shape[-1]
     most = min(count, weights)
     partial = count // _ROWS_PER_THREAD + most
     steps: list[Step] = [
@@ -81,7 +82,7 @@ def _segments(grad: TensorMeta, count: int, item: int, weights: int, target: Tar
         Take("sum", cub.scan(most, item)), Drop("sum"), Take("partial count", 8),
         Take("partial segments", partial * item),
     ]  # fmt: skip
-    if count // _ROWS_PER_THREAD > 3 * weights and weights < 4 * target.sm_count:
+    if few:
         steps.append(Take("segment of partial", partial * item))
         if grad.dtype in ("float16", "bfloat16"):
             steps.append(Take("float gradient", weights * width * 4))

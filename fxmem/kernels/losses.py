@@ -9,27 +9,40 @@ from __future__ import annotations
 
 import math
 
-from fxmem.kernels.reductions import reduce_steps, row_major, summing
-from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, contiguous, itemsize, nbytes, numel, tensor
+from fxmem.kernels.reductions import device_tensor, reduce_steps, row_major, summing
+from fxmem.kernels.steps import (
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    argument,
+    contiguous,
+    itemsize,
+    nbytes,
+    numel,
+    tensor,
+)
 from fxmem.tape import Op, TensorMeta
 
 _NONE = 0
 
 
-def _loss(op: Op, *, broadcast: bool = True) -> TensorMeta | None:
+def _loss(op: Op) -> TensorMeta | None:
     """The unreduced loss; dense, so its order of dimensions does not matter to a full reduction."""
-    first, second = tensor(op, 0), tensor(op, 1)
-    if first is None or second is None or not op.outputs:
+    first, second = device_tensor(op, 0), tensor(op, 1)
+    if first is None or second is None:
         return None
     shape = first.shape
-    if broadcast and second.shape != shape:
+    if second.shape != shape:
         rank = max(len(shape), len(second.shape))
         padded = [(1,) * (rank - len(s)) + tuple(s) for s in (shape, second.shape)]
         shape = tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
     return TensorMeta(-1, shape, row_major(shape), op.outputs[0].dtype)
 
 
-def _mean(loss: TensorMeta, op: Op, target: Target) -> list[Step]:
+def _mean(loss: TensorMeta, target: Target) -> list[Step]:
     """``mean`` or ``sum`` of the unreduced loss into a scalar that exists."""
     scalar = TensorMeta(-1, (), (), loss.dtype)
     return reduce_steps(loss, (scalar,), (), summing, target)
@@ -40,7 +53,7 @@ def _structured(op: Op, target: Target) -> list[Step] | None:
     loss = _loss(op)
     if loss is None or argument(op, 2, "reduction", 1) == _NONE:
         return None
-    return [Out(0), Take("loss", nbytes(loss)), *_mean(loss, op, target), Drop("loss")]
+    return [Out(0), Take("loss", nbytes(loss)), *_mean(loss, target), Drop("loss")]
 
 
 def _huber(op: Op, target: Target) -> list[Step] | None:
@@ -48,14 +61,14 @@ def _huber(op: Op, target: Target) -> list[Step] | None:
     loss = _loss(op)
     if loss is None or argument(op, 2, "reduction", 1) == _NONE:
         return None
-    return [Take("loss", nbytes(loss)), Out(0), *_mean(loss, op, target), Drop("loss")]
+    return [Take("loss", nbytes(loss)), Out(0), *_mean(loss, target), Drop("loss")]
 
 
 def _resized(op: Op, target: Target, reduction: int) -> list[Step] | None:
     loss = _loss(op)
     if loss is None or argument(op, reduction, "reduction", 1) == _NONE:
         return None
-    return [Out(0), Take("mean", itemsize(loss.dtype)), *_mean(loss, op, target), Drop("mean")]
+    return [Out(0), Take("mean", itemsize(loss.dtype)), *_mean(loss, target), Drop("mean")]
 
 
 def _binary_cross_entropy(op: Op, target: Target) -> list[Step] | None:
@@ -70,7 +83,7 @@ def _soft_margin(op: Op, target: Target) -> list[Step] | None:
 
 def _soft_margin_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``soft_margin_loss_backward_out`` (Loss.cpp): ``exp(-target * input)`` in three tensors."""
-    x, y = tensor(op, 1), tensor(op, 2)
+    x, y = device_tensor(op, 1), tensor(op, 2)
     if x is None or y is None:
         return None
     size = max(nbytes(x), nbytes(y))
@@ -94,7 +107,7 @@ def _with_logits(op: Op, target: Target) -> list[Step] | None:
         ]  # fmt: skip
     if argument(op, 4, "reduction", 1) == _NONE:
         return [*steps, Out(0), Drop("log sigmoid")]
-    return [*steps, Take("loss", nbytes(y)), Out(0), *_mean(loss, op, target), Drop("loss"), Drop("log sigmoid")]
+    return [*steps, Take("loss", nbytes(y)), Out(0), *_mean(loss, target), Drop("loss"), Drop("log sigmoid")]
 
 
 def _copies(*sources: TensorMeta | None) -> tuple[list[Step], list[Step]]:
@@ -105,26 +118,34 @@ def _copies(*sources: TensorMeta | None) -> tuple[list[Step], list[Step]]:
 
 def _nll(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``nll_loss_forward_out_cuda_template`` (cuda/Loss.cu): operands are made dense."""
+    if device_tensor(op, 0) is None:
+        return None
     takes, drops = _copies(tensor(op, 0), tensor(op, 1), tensor(op, 2))
     return [Out(0), Out(1), *takes, *drops]
 
 
 def _nll_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``nll_loss_backward_out_cuda_template`` (cuda/Loss.cu)."""
+    if device_tensor(op, 0) is None:
+        return None
     takes, drops = _copies(tensor(op, 2), tensor(op, 3))
     return [Out(0), *takes, *drops]
 
 
 def _nll2d(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``nll_loss2d_forward_out_cuda_template`` (cuda/NLLLoss2d.cu): the total weight comes first."""
-    x, y, weight = tensor(op, 0), tensor(op, 1), tensor(op, 2)
+    x, y, weight = device_tensor(op, 0), tensor(op, 1), tensor(op, 2)
+    if x is None or y is None or not numel(y):
+        return None
     none = argument(op, 3, "reduction", 1) == _NONE
     takes, drops = _copies(weight) if none else _copies(x, weight, y)
-    return [Out(1), Out(0), *takes, *drops] if y is not None and numel(y) else None
+    return [Out(1), Out(0), *takes, *drops]
 
 
 def _nll2d_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``nll_loss2d_backward_out_cuda_template`` (cuda/NLLLoss2d.cu)."""
+    if device_tensor(op, 0) is None:
+        return None
     none = argument(op, 4, "reduction", 1) == _NONE
     takes, drops = _copies(tensor(op, 3)) if none else _copies(tensor(op, 2), tensor(op, 3))
     return [Out(0), *takes, *drops]

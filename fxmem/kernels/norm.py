@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fxmem.kernels.reductions import accumulator, reduce_steps, summing
+from fxmem.kernels.reductions import accumulator, device_tensor, reduce_steps, summing
 from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, contiguous, itemsize, nbytes, tensor
 from fxmem.tape import Op, TensorMeta
 
@@ -39,13 +39,19 @@ def _shape(op: Op, position: int) -> tuple[int, ...]:
 
 def _layer_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``layer_norm_cuda`` (layer_norm_kernel.cu): the input made dense, the result, then mean and rstd."""
-    take, drop = copy_of("input", tensor(op, 0))
+    x = device_tensor(op, 0)
+    if x is None:
+        return None
+    take, drop = copy_of("input", x)
     return [*take, Out(0), Out(1), Out(2), *drop]
 
 
 def _rms_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     """``_fused_rms_norm_cuda`` (layer_norm_kernel.cu)."""
-    take, drop = copy_of("input", tensor(op, 0))
+    x = device_tensor(op, 0)
+    if x is None:
+        return None
+    take, drop = copy_of("input", x)
     return [*take, Out(0), Out(1), *drop]
 
 
@@ -112,7 +118,7 @@ def _group_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
 
 
 def _group_norm_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
-    """``native_group_norm_backward`` (group_norm.cpp), ``GroupNormBackwardKernelImplInternal`` (group_norm_kernel.cu)."""
+    """``native_group_norm_backward``, ``GroupNormBackwardKernelImplInternal`` (group_norm_kernel.cu)."""
     grad, x, gamma = tensor(op, 0), tensor(op, 1), tensor(op, 4)
     n, c, inner, groups = (_int(op, i) for i in range(5, 9))
     if grad is None or x is None or x.storage < 0 or not n * c * inner:

@@ -13,7 +13,18 @@ from collections.abc import Callable, Sequence
 from fxmem.kernels.iterator import reduction, result_strides
 from fxmem.kernels.reduce import Kernel, scratch
 from fxmem.kernels.steps import (
-    Drop, Out, Rule, Step, Take, Target, argument, contiguous, itemsize, nbytes, numel, suggests_channels_last,
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    argument,
+    contiguous,
+    itemsize,
+    nbytes,
+    numel,
+    suggests_channels_last,
     tensor,
 )  # fmt: skip
 from fxmem.tape import Op, TensorMeta
@@ -43,7 +54,7 @@ def summing(scalar: str, out: str) -> Kernel:
 
 
 def _opmath(scalar: str, out: str) -> Kernel:
-    """``prod_functor``, ``nansum_functor`` (ReduceSumProdKernel.cu), ``norm_kernel_cuda_impl`` (ReduceNormKernel.cu)."""
+    """``prod_functor``, ``nansum_functor`` (ReduceSumProdKernel.cu), ``norm_kernel_cuda_impl``."""
     return Kernel(scalar=scalar, accumulator=itemsize(accumulator(scalar)), in_place=_in_place(scalar, out))
 
 
@@ -105,7 +116,7 @@ def read_dtype(source: TensorMeta, result: TensorMeta) -> str:
 
 
 def converted(source: TensorMeta, dtype: str) -> TensorMeta:
-    """``to(dtype)`` (``_to_copy`` in aten/src/ATen/native/TensorConversions.cpp): keeps the strides of a dense tensor."""
+    """``to(dtype)`` (``_to_copy`` in aten/src/ATen/native/TensorConversions.cpp): a dense tensor keeps its strides."""
     if _dense(source):
         return source._replace(dtype=dtype, offset=0)
     strides = _channels_last(source.shape) if suggests_channels_last(source) else row_major(source.shape)
@@ -153,12 +164,18 @@ def dims_of(value: object) -> tuple[int, ...]:
     return tuple(int(d) for d in value)
 
 
+def device_tensor(op: Op, position: int) -> TensorMeta | None:
+    """The tensor passed as argument ``position``, if it is device memory and the call has results."""
+    value = tensor(op, position)
+    return value if value is not None and value.storage >= 0 and op.outputs else None
+
+
 def _rule(kernel_of: KernelOf, *, at: tuple[int, int] | None = None, cast: bool = True) -> Rule:
     """A rule for ``op(self, ...) -> result``; ``at``: positions of the arguments ``dim`` and ``keepdim``."""
 
     def steps(op: Op, target: Target) -> list[Step] | None:
-        source = tensor(op, 0)
-        if source is None or source.storage < 0 or not op.outputs:
+        source = device_tensor(op, 0)
+        if source is None:
             return None
         result = op.outputs[0]
         dims: tuple[int, ...] = ()
@@ -175,8 +192,8 @@ def _rule(kernel_of: KernelOf, *, at: tuple[int, int] | None = None, cast: bool 
 
 def _vector_norm(op: Op, target: Target) -> list[Step] | None:
     """``linalg_vector_norm_out`` (aten/src/ATen/native/LinearAlgebra.cpp): no reduction over a single element."""
-    source = tensor(op, 0)
-    if source is None or not op.outputs:
+    source = device_tensor(op, 0)
+    if source is None:
         return None
     dims = dims_of(argument(op, 2, "dim")) or range(len(source.shape))
     if all(source.shape[d] == 1 for d in dims):
@@ -187,8 +204,8 @@ def _vector_norm(op: Op, target: Target) -> list[Step] | None:
 
 def _all_extremum(op: Op, target: Target) -> list[Step] | None:
     """``max``, ``min`` (aten/src/ATen/native/ReduceAllOps.cpp): of all elements, read in order."""
-    source = tensor(op, 0)
-    if source is None or not op.outputs:
+    source = device_tensor(op, 0)
+    if source is None:
         return None
     source, copy = _contiguous_copy(source)
     outs: list[Step] = [Out(0), *copy]
@@ -199,7 +216,7 @@ def _two_results(kernel_of: KernelOf, dim: int = 1, keepdim: int = 2) -> Rule:
     """``max.dim`` (TensorCompare.cpp) and ``var_mean`` (ReduceOps.cpp): two results of one kernel."""
 
     def steps(op: Op, target: Target) -> list[Step] | None:
-        source = tensor(op, 0)
+        source = device_tensor(op, 0)
         if source is None or len(op.outputs) < 2:
             return None
         outs: list[Step] = [Out(0), Out(1)]
@@ -212,8 +229,8 @@ def _two_results(kernel_of: KernelOf, dim: int = 1, keepdim: int = 2) -> Rule:
 
 def _argmax(op: Op, target: Target) -> list[Step] | None:
     """``argmax_argmin_impl`` (ReduceOps.cpp): flattens without a dimension; trivial along a dimension of size 1."""
-    source = tensor(op, 0)
-    if source is None or not op.outputs:
+    source = device_tensor(op, 0)
+    if source is None:
         return None
     outs: list[Step] = [Out(0)]
     dim = argument(op, 1, "dim")
@@ -229,7 +246,7 @@ def _argmax(op: Op, target: Target) -> list[Step] | None:
 
 def _aminmax(op: Op, target: Target) -> list[Step] | None:
     """``aminmax`` (TensorCompare.cpp); over all elements it reads them in order."""
-    source = tensor(op, 0)
+    source = device_tensor(op, 0)
     if source is None or len(op.outputs) < 2:
         return None
     dims, keepdim = dims_of(argument(op, 1, "dim")), bool(argument(op, 2, "keepdim", default=False))
@@ -242,12 +259,13 @@ def _aminmax(op: Op, target: Target) -> list[Step] | None:
 
 def _logsumexp(op: Op, target: Target) -> list[Step] | None:
     """``logsumexp_out_impl`` (ReduceOps.cpp): maxima, their finiteness, then the sum of shifted exponentials."""
-    source = tensor(op, 0)
-    if source is None or not op.outputs or not numel(source):
+    source = device_tensor(op, 0)
+    if source is None or not numel(source):
         return None
     result = op.outputs[0]
     dims = dims_of(argument(op, 1, "dim"))
-    kept = tuple(1 if d in {x % len(source.shape) for x in dims or range(99)} else n for d, n in enumerate(source.shape))
+    reduced = {d % len(source.shape) for d in dims or range(len(source.shape))} if source.shape else set()
+    kept = tuple(1 if d in reduced else n for d, n in enumerate(source.shape))
     maxima = result._replace(shape=kept, stride=row_major(kept), dtype=source.dtype, offset=0)
     broadcast = [0 if k != n else s for k, n, s in zip(kept, source.shape, maxima.stride, strict=True)]
     shifted = source._replace(stride=result_strides(source.shape, [source.stride, broadcast]), offset=0)
@@ -264,8 +282,8 @@ def _logsumexp(op: Op, target: Target) -> list[Step] | None:
 
 def _count_nonzero(op: Op, target: Target) -> list[Step] | None:
     """``count_nonzero_cuda`` (TensorAdvancedIndexing.cpp): ``(self != 0).sum(dim)``; a bool is summed as it is."""
-    source = tensor(op, 0)
-    if source is None or not op.outputs:
+    source = device_tensor(op, 0)
+    if source is None:
         return None
     dims = dims_of(argument(op, 1, "dim"))
     compare = source.dtype != "bool"

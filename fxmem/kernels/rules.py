@@ -9,13 +9,12 @@ from fxmem.kernels.embedding import EMBEDDING
 from fxmem.kernels.foreach import FOREACH
 from fxmem.kernels.gemm import GEMM
 from fxmem.kernels.losses import LOSSES
-from fxmem.kernels.pointwise import POINTWISE
 from fxmem.kernels.norm import NORM
+from fxmem.kernels.pointwise import POINTWISE
 from fxmem.kernels.reductions import REDUCTIONS
 from fxmem.kernels.resample import RESAMPLE
 from fxmem.kernels.rnn import RNN
 from fxmem.kernels.steps import Rule
-
 
 RULES: dict[str, Rule] = {
     **GEMM,

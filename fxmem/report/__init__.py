@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from fxmem.report import batch
 from fxmem.report.json import JsonReporter
 from fxmem.report.markdown import MarkdownReporter
 from fxmem.report.table import TableReporter
 
-__all__ = ["FORMATS", "Reporter", "reporter"]
+__all__ = ["FORMATS", "Reporter", "render_batch", "reporter"]
 
 
 class Reporter(Protocol):
@@ -49,3 +50,16 @@ def reporter(name: str, *, depth: int | None = None) -> Reporter:
         MarkdownReporter.name: MarkdownReporter(depth=depth),
     }
     return makers[name]
+
+
+def render_batch(report: Mapping[str, Any], name: str) -> str:
+    """Write the mapping that ``BatchReport.to_dict()`` returns.
+
+    Args:
+        report: The mapping.
+        name: One of :data:`FORMATS`.
+    """
+    if name == JsonReporter.name:
+        return JsonReporter().render(report)
+    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
+    return writer.write(batch.headline(report), batch.sections(report))

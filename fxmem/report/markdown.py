@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,9 +22,12 @@ class MarkdownReporter:
 
     def render(self, report: Mapping[str, Any]) -> str:
         """Headings of the second level, so that the text fits under another title."""
-        what, *about = map(_escape, headline(report))
-        parts = [f"## {what}", "  \n".join(about), *(_section(part) for part in sections(report, self.depth))]
-        return "\n\n".join(parts)
+        return self.write(headline(report), sections(report, self.depth))
+
+    def write(self, head: Sequence[str], parts: Sequence[Section]) -> str:
+        """Lay out a report of any kind."""
+        what, *about = map(_escape, head)
+        return "\n\n".join([f"## {what}", "  \n".join(about), *map(_section, parts)])
 
 
 def _section(section: Section) -> str:

@@ -53,7 +53,7 @@ def sections(report: Mapping[str, Any], depth: int | None = None) -> tuple[Secti
         missing = () if report.get("modules") else ("unknown: the trace lists no modules",)
         rows = module_rows(report, depth)
         parts.append(Section(f"Modules to depth {depth}", rows, HEADER if rows else (), (2, 3, 4, 5, 6), missing))
-    return (*parts, *_coverage(report))
+    return (*parts, *coverage_sections(report))
 
 
 def headline(report: Mapping[str, Any]) -> tuple[str, ...]:
@@ -173,7 +173,8 @@ def tensor_rows(report: Mapping[str, Any], limit: int = _LARGEST) -> tuple[Row, 
     )
 
 
-def _coverage(report: Mapping[str, Any]) -> tuple[Section, ...]:
+def coverage_sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
+    """What the figures leave out, and what was assumed; nothing where there is nothing to say."""
     coverage = report.get("coverage") or {}
     missing = tuple(map(str, coverage.get("unmodelled") or ()))
     notes = tuple(map(str, coverage.get("notes") or ()))

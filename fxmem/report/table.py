@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,8 +25,11 @@ class TableReporter:
 
     def render(self, report: Mapping[str, Any]) -> str:
         """The header, then the sections, a blank line between them."""
-        parts = ["\n".join(headline(report)), *(_section(part) for part in sections(report, self.depth))]
-        return "\n\n".join(parts)
+        return self.write(headline(report), sections(report, self.depth))
+
+    def write(self, head: Sequence[str], parts: Sequence[Section]) -> str:
+        """Lay out a report of any kind."""
+        return "\n\n".join(["\n".join(head), *map(_section, parts)])
 
 
 def _section(section: Section) -> str:

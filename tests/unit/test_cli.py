@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 from click.testing import CliRunner
-from reports import training_report
+from reports import batch_report, training_report
 
 from fxmem.cli import main
 from fxmem.device import all_devices
@@ -26,6 +26,12 @@ class Answer:
 
     def to_dict(self):
         return self.report
+
+
+class BatchAnswer(Answer):
+    """Stands for a BatchReport."""
+
+    fits = False
 
 
 class Library(types.ModuleType):
@@ -44,6 +50,10 @@ class Library(types.ModuleType):
             raise self.answer
         return Answer(self.answer)
 
+    def max_batch(self, target, **options):
+        self.call = {"target": target, **options}
+        return BatchAnswer(batch_report())
+
 
 @pytest.fixture
 def library(monkeypatch):
@@ -59,7 +69,7 @@ def run(*arguments, **options):
     return CliRunner().invoke(main, [*arguments], prog_name="fxmem", **options)
 
 
-@pytest.mark.parametrize("command", [[], ["estimate"], ["devices"]])
+@pytest.mark.parametrize("command", [[], ["estimate"], ["batch"], ["devices"]])
 def test_help_golden(golden, command):
     result = run(*command, "--help", terminal_width=100)
     golden(f"help_{'_'.join(command) or 'fxmem'}.txt", result.output)
@@ -107,6 +117,23 @@ def test_every_option_arrives(library):
     assert not workload.foreach
     assert (device.name, device.arch, device.context_bytes) == ("t4", "sm_80", 2**20)
     assert (library.call["safety"], library.call["reserve_bytes"]) == (0.1, 2**30)
+
+
+def test_batch(library):
+    words = "--batch 4 --device t4,24GiB --processes 2 --multiple-of 8 --safety 0.8 --reserve 1GiB --context 0"
+    result = run("batch", "m:f", *words.split())
+    assert result.exit_code == 0, result.output
+    assert "Largest batch on" in result.stdout
+    assert [device.name for device in library.call["device"]] == ["t4", "24GiB"]
+    assert {device.context_bytes for device in library.call["device"]} == {0}
+    assert library.call["workload"].batch == 4
+    assert (library.call["processes"], library.call["multiple_of"]) == (2, 8)
+    assert (library.call["safety"], library.call["reserve_bytes"]) == (0.8, 2**30)
+
+
+def test_batch_check(library):
+    assert run("batch", "m:f", "--device", "t4", "--check").exit_code == 3
+    assert json.loads(run("batch", "m:f", "--device", "t4", "--format", "json").stdout) == batch_report()
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -168,7 +195,12 @@ def test_check_needs_a_limit(library):
         "estimate m --arch 90",
         "estimate m --context much",
         "estimate m --reserve much",
-        "estimate m --safety 1.0",
+        "estimate m --safety 0",
+        "estimate m --safety 1.1",
+        "batch m",
+        "batch m --device t4,h20x",
+        "batch m --device t4 --processes 0",
+        "batch m --device t4 --multiple-of 0",
         "estimate m --input 3xq",
         "estimate m --input x=1 --input x=2",
         "estimate m --model-arg depth",

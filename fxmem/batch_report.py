@@ -1,0 +1,128 @@
+"""The answer of ``fxmem batch``: the largest batch on each device, and what binds it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fxmem.batch import BatchAnswer
+from fxmem.device import Device
+from fxmem.estimate import SCHEMA, Coverage, Question, Scaling, mapping
+from fxmem.law import BatchLaw
+from fxmem.tape import Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBatch:
+    """The largest batch on one device."""
+
+    device: Device
+    answer: BatchAnswer
+    tape: Tape
+    """Of the smallest batch that was looked at: what the trace assumed and left out."""
+    law: BatchLaw
+
+    @property
+    def scaling(self) -> Scaling:
+        """The peak of the requested bytes as a function of the batch."""
+        return Scaling(exact=self.law.exact, pieces=self.law.pieces(), why=self.law.why)
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the entry of the JSON object's ``devices``."""
+        device, answer = self.device, self.answer
+        limits = answer.limits
+        return {
+            "name": device.name, "arch": device.arch, "capacity_bytes": device.capacity_bytes,
+            "context_bytes": device.context_bytes, "batch": answer.batch, "proved": answer.proved,
+            "safety": limits.safety, "reserved_for_others_bytes": limits.reserve_bytes,
+            "processes": limits.processes, "multiple_of": answer.multiple_of,
+            "allocator_bytes": answer.allocator_bytes, "reserved_bytes": answer.reserved_bytes,
+            "margin_bytes": answer.margin_bytes, "releases": answer.releases, "traces": answer.traces,
+            "next": None if answer.next is None else mapping(answer.next),
+            "scaling": mapping(self.scaling),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """The whole answer for one target, workload and list of devices."""
+
+    question: Question
+    torch: str
+    devices: tuple[DeviceBatch, ...]
+    """Those that hold the workload's batch come first; among them the one with the least memory, which
+    stands for the cheapest: prices change by the day and are not known here."""
+    coverage: Coverage
+    seconds: float
+
+    @property
+    def best(self) -> DeviceBatch:
+        """The first device."""
+        return self.devices[0]
+
+    @property
+    def batch(self) -> int:
+        """The largest batch on the first device."""
+        return self.best.answer.batch
+
+    @property
+    def fits(self) -> bool:
+        """Whether some device holds the workload's batch."""
+        return self.batch >= self.question.workload.batch
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON object of ``fxmem batch --format json``."""
+        workload = self.question.workload
+        return {
+            "schema": SCHEMA,
+            "target": self.question.target,
+            "mode": workload.mode.value,
+            "dtype": workload.dtype,
+            "amp": workload.amp,
+            "optimizer": workload.optimizer if workload.training else None,
+            "torch": self.torch,
+            "wanted_batch": workload.batch,
+            "batch": self.batch,
+            "fits": self.fits,
+            "devices": [entry.to_dict() for entry in self.devices],
+            "scaling": mapping(self.best.scaling),
+            "coverage": mapping(self.coverage),
+            "seconds": self.seconds,
+        }
+
+
+def report_batches(question: Question, found: Sequence[DeviceBatch], seconds: float) -> BatchReport:
+    """Order the devices and gather what must be said.
+
+    Args:
+        question: Target and workload; its device is not looked at.
+        found: At least one device's answer.
+        seconds: Time that it took.
+    """
+    wanted = question.workload.batch
+    ordered = sorted(found, key=lambda entry: (entry.answer.batch < wanted, entry.device.capacity_bytes or 0))
+    unmodelled, notes = list[str](), list[str]()
+    for entry in ordered:
+        unmodelled += entry.tape.unmodelled
+        if entry.device.context_bytes is None:
+            unmodelled.append(f"CUDA context and loaded kernels: no measured size for {entry.device.name}")
+        notes += entry.tape.notes
+        label = f"{entry.device.name}: " if len(ordered) > 1 else ""
+        notes += [label + note for note in (*entry.answer.notes, *_slow(entry.answer))]
+    coverage = Coverage(unmodelled=tuple(dict.fromkeys(unmodelled)), notes=tuple(dict.fromkeys(notes)))
+    return BatchReport(
+        question=question,
+        torch=ordered[0].tape.torch_version,
+        devices=tuple(ordered),
+        coverage=coverage,
+        seconds=seconds,
+    )
+
+
+def _slow(answer: BatchAnswer) -> list[str]:
+    if not answer.releases:
+        return []
+    times = "once" if answer.releases == 1 else f"{answer.releases} times"
+    return [
+        f"batch {answer.batch} fits because the allocator gives its cached blocks back {times}: those steps are slower"
+    ]

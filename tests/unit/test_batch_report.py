@@ -1,0 +1,84 @@
+"""The answer of ``fxmem batch``: order of the devices, its mapping, and its rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from reports import batch_report
+from tapes import mlp
+
+from fxmem.allocator_config import AllocatorConfig
+from fxmem.batch import Limits, Tapes, largest
+from fxmem.batch_report import DeviceBatch, report_batches
+from fxmem.device import find_device
+from fxmem.estimate import Question
+from fxmem.kernels import Target
+from fxmem.law import fit
+from fxmem.report import FORMATS, render_batch
+from fxmem.report.batch import answer_rows, sections
+from fxmem.workload import Mode, Workload
+
+
+def wide(batch):
+    return mlp(batch, width=65536)
+
+
+def report(*names, batch=1):
+    law = fit([wide(2), wide(3), wide(4)])
+    tapes = Tapes(law, 3, Target(sm=90, sm_count=132))
+    found = []
+    for name in names:
+        device = find_device(name)
+        limits = Limits(capacity_bytes=device.capacity_bytes, context_bytes=device.context_bytes)
+        found.append(
+            DeviceBatch(device=device, answer=largest(tapes, AllocatorConfig(), limits), tape=wide(2), law=law)
+        )
+    question = Question(target="m.py", workload=Workload(mode=Mode.TRAINING, batch=batch), device=found[0].device)
+    return report_batches(question, found, 1.5)
+
+
+def test_the_least_memory_that_holds_it_comes_first():
+    names = ("h200", "t4", "a100-40gb")
+    assert [entry.device.name for entry in report(*names).devices] == ["t4", "a100-40gb", "h200"]
+    middle = report(*names, batch=report("t4").batch + 1)
+    assert [entry.device.name for entry in middle.devices] == ["a100-40gb", "h200", "t4"]
+    assert middle.fits
+    none = report("t4", batch=10**9)
+    assert not none.fits
+
+
+def test_the_mapping_is_json():
+    mapping = report("t4", "1GiB").to_dict()
+    assert json.loads(json.dumps(mapping)) == mapping
+    first = mapping["devices"][0]
+    assert mapping["batch"] == first["batch"] > 0
+    assert first["margin_bytes"] == first["allocator_bytes"] - first["reserved_bytes"]
+    assert first["next"]["batch"] == first["batch"] + 1
+    assert first["next"]["at"]["tensors"]
+    assert set(mapping["scaling"]["pieces"][0]) == {"from_batch", "to_batch", "fixed_bytes", "per_sample_bytes"}
+    assert mapping["coverage"]["unmodelled"][0].startswith("CUDA context")
+
+
+def test_a_real_answer_renders():
+    for name in FORMATS:
+        assert str(report("t4").batch) in render_batch(report("t4").to_dict(), name)
+
+
+@pytest.mark.parametrize("name", ["table", "markdown"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_golden(golden, name, devices):
+    golden(f"batch_{devices}.{name}.txt", render_batch(batch_report(devices=devices), name) + "\n")
+
+
+def test_table_keeps_the_width():
+    text = render_batch(batch_report(processes=3, context_bytes=2**29), "table")
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_an_answer_without_proof_says_so():
+    first, second = batch_report()["devices"]
+    assert answer_rows(second)[0] == ("batch", "none", "no batch is known to fit")
+    assert "not known not to" in answer_rows({**first, "proved": False})[0][2]
+    assert answer_rows({**second, "proved": True})[0][2] == "not even the smallest batch fits"
+    assert len(sections(batch_report(devices=1, next=None))) == 3
