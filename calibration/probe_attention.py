@@ -71,6 +71,8 @@ for _k in ("bool", "float"):
     attention(f"math_mask_{_k}", mask=((3, 1, 1, 129), _k, False), backend=SDPBackend.MATH)
 attention("bias_head", mask=((1, 8, 129, 129), "float", True))
 attention("bias_even", q=(3, 8, 128, 64), mask=((3, 8, 128, 128), "float", True))
+for _d in (136, 192, 200, 224, 232, 256):
+    attention(f"flash_head{_d}", q=(2, 4, 200, _d), backend=SDPBackend.FLASH_ATTENTION, dtypes=HALF)
 attention("value128", v_dim=128)
 attention("value_efficient", v_dim=256, backend=SDPBackend.EFFICIENT_ATTENTION)
 
@@ -122,6 +124,7 @@ for _train in (True, False):
     module(f"mha_no_bias_{_s}", lambda: mha(bias=False), (3, 65, 96), _train, call=CALLS["slim"])
     module(f"mha_odd_{_s}", lambda: nn.MultiheadAttention(96, 3, batch_first=True), (3, 65, 96), _train, call=CALLS["slim"])
     module(f"mha_head20_{_s}", lambda: nn.MultiheadAttention(80, 4, batch_first=True), (3, 65, 80), _train, call=CALLS["slim"])
+    module(f"mha_head15_{_s}", lambda: nn.MultiheadAttention(60, 4, batch_first=True), (3, 65, 60), _train, call=CALLS["slim"])
     module(f"mha_2d_{_s}", mha, (65, 96), _train, call=CALLS["slim"])
 
 

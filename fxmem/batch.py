@@ -296,7 +296,7 @@ class _Search:
         last = next(reversed(self.plans))
         line = self.tapes.line(last * self.unit) if turn < _TURNS else None
         if line is None:
-            return (self.low + self.high) // 2 if turn % 3 == 0 and self.high in self.plans else self._secant(last)
+            return self._between(turn)
         self.predicted = self._boundary(line, last)
         return self.predicted
 
@@ -317,20 +317,24 @@ class _Search:
             stride *= 2
         return low
 
-    def _secant(self, last: int) -> int:
-        """Where a line through what was replayed meets the limit."""
-        points = sorted((abs(need - self.room), unit, need) for unit, need in self._needs())
-        (_, here, need), *others = points
-        slope = (need - others[0][2]) / (here - others[0][1]) if others else self._slope() * self.unit
-        return here + math.floor((self.room - need) / slope) if slope > 0 else last * 2
+    def _between(self, turn: int) -> int:
+        """The next batch to trace: where a line through the bracket's ends meets the limit, in turns with the middle."""
+        if self.low not in self.plans:
+            return self.high // 2
+        need = self.plans[self.low].peak_reserved_bytes
+        if self.high not in self.plans:
+            slope = self._slope() * self.unit
+            return min(self.low + math.floor((self.room - need) / slope), 2 * self.low) if slope > 0 else 2 * self.low
+        if turn % 3 == 0:
+            return (self.low + self.high) // 2
+        rise = self._need(self.high) - need
+        return self.low + (self.room - need) * (self.high - self.low) // rise if rise > 0 else self.low
 
-    def _needs(self) -> Iterator[tuple[int, int]]:
-        for unit, plan in self.plans.items():
-            tape = self.tapes.at(unit * self.unit)
-            if plan.oom is None or tape is None:
-                yield unit, plan.peak_reserved_bytes
-            else:
-                yield unit, replay(tape, self.config).peak_reserved_bytes
+    def _need(self, unit: int) -> int:
+        """What a batch that does not fit would reserve without a limit."""
+        tape = self.tapes.at(unit * self.unit)
+        assert tape is not None
+        return replay(tape, self.config).peak_reserved_bytes
 
     def _requested_bound(self) -> int:
         """The largest batch whose requested bytes alone do not pass the limit."""

@@ -24,27 +24,29 @@ from fxmem.tape import Phase, Role
 from fxmem.workload import Mode, Workload
 
 
-def run(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
+def run(source: Source, inputs: list[Inputs], workload: Workload, recorder: Recorder, steps: int) -> None:
     """Move model and inputs to the device and run the steps.
 
     Args:
         source: Model on fake parameters, and its loss.
-        inputs: Made for the batch size to record.
+        inputs: Made for the batch size to record: one that stays, or one for each step, which the loop
+            empties as it goes. Their number then is the number of steps.
         workload: What to run.
         recorder: Active dispatch mode that writes the run down.
-        steps: Steps to run.
+        steps: Steps to run, where there is one input.
     """
     model = source.module
     model.train(workload.training)
     _to_device(model, recorder)
-    _adopt_inputs(inputs, recorder)
+    feed = _Feed(inputs, recorder)
+    steps = steps if feed.stays else len(inputs)
     with module_paths(model, recorder), _collected_at_steps():
         if workload.mode is Mode.TRAINING:
-            _train(source, inputs, workload, recorder, steps)
+            _train(source, feed, workload, recorder, steps)
         elif workload.mode is Mode.GENERATION:
-            _generate(source, inputs, workload, recorder, steps)
+            _generate(source, feed, workload, recorder, steps)
         else:
-            _infer(source, inputs, workload, recorder, steps)
+            _infer(source, feed, workload, recorder, steps)
 
 
 # ------------------------------------------------------------------ setup
@@ -67,6 +69,24 @@ def _to_device(model: nn.Module, recorder: Recorder) -> None:
             recorder.module_stack.pop()
 
     visit(model, "")
+
+
+class _Feed:
+    """Hands each step its inputs: always the same, or as a data loader would."""
+
+    def __init__(self, inputs: list[Inputs], recorder: Recorder) -> None:
+        self.stays = len(inputs) == 1
+        self._inputs = inputs
+        self._recorder = recorder
+        if self.stays:
+            _adopt_inputs(inputs[0], recorder)
+
+    def next(self) -> Inputs:
+        """The inputs of the step that begins."""
+        if self.stays:
+            return self._inputs[0]
+        _adopt_inputs(self._inputs[0], self._recorder)
+        return self._inputs.pop(0)
 
 
 def _adopt_inputs(inputs: Inputs, recorder: Recorder) -> None:
@@ -102,28 +122,30 @@ def _cast(workload: Workload) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cuda", dtype=getattr(torch, workload.amp))
 
 
-def _infer(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
-    model, args, kwargs = source.module, inputs.args, inputs.kwargs
+def _infer(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, steps: int) -> None:
+    model = source.module
     recorder.phase = Phase.FORWARD
     for step in range(1, steps + 1):
         recorder.begin_step(step)
+        inputs = feed.next()
         with torch.no_grad(), _cast(workload):
-            y = model(*args, **kwargs)  # noqa: F841 - bound until the next step
+            y = model(*inputs.args, **inputs.kwargs)  # noqa: F841 - bound until the next step
         gc.collect(0)
     recorder.end_steps()
 
 
-def _train(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
-    model, args, kwargs = source.module, inputs.args, inputs.kwargs
+def _train(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, steps: int) -> None:
+    model = source.module
     params = list(model.parameters())
     optimizer = make_optimizer(workload.optimizer, params, foreach=workload.foreach)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.amp == "float16")
     for step in range(1, steps + 1):
         recorder.begin_step(step)
+        inputs = feed.next()
         for _ in range(workload.accumulate):
             recorder.phase = Phase.FORWARD
             with _cast(workload):
-                y = model(*args, **kwargs)
+                y = model(*inputs.args, **inputs.kwargs)
                 loss = source.loss(y) if source.loss is not None else default_loss(y, inputs.target)
             scaled = scaler.scale(loss)
             recorder.phase = Phase.BACKWARD
@@ -146,7 +168,7 @@ def _train(source: Source, inputs: Inputs, workload: Workload, recorder: Recorde
     recorder.end_steps()
 
 
-def _generate(source: Source, inputs: Inputs, workload: Workload, recorder: Recorder, steps: int) -> None:
+def _generate(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, steps: int) -> None:
     model = source.module
     if not hasattr(model, "generate"):
         raise UsageError(
@@ -155,6 +177,7 @@ def _generate(source: Source, inputs: Inputs, workload: Workload, recorder: Reco
     recorder.phase = Phase.FORWARD
     for step in range(1, steps + 1):
         recorder.begin_step(step)
+        inputs = feed.next()
         left = [workload.new_tokens]
 
         def stop(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:

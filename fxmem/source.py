@@ -8,6 +8,7 @@ A target is a file (``model.py``, ``model.py:factory``), an importable factory
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -67,6 +68,8 @@ class Source:
     name: str
     inputs: Callable[[int], Inputs]
     """Batch size to inputs."""
+    steps: Callable[[int], list[Inputs]] | None
+    """Batch size to the inputs of each step, where the user's ``steps(batch)`` makes them differ."""
     loss: Callable[[Any], Tensor] | None
     """The user's ``loss(output)``."""
     live: bool
@@ -110,12 +113,16 @@ def load(
     module = getattr(made.module, "_orig_mod", made.module)  # torch.compile: the eager module inside
     _check(made)
     live = kind is Kind.LIVE
-    made = Made(module=module, name=made.name, inputs=inputs or made.inputs, loss=loss or made.loss, scope=made.scope)
+    steps = None if inputs is not None or workload.inputs else made.steps
+    made = dataclasses.replace(
+        made, module=module, inputs=inputs or made.inputs, loss=loss or made.loss, steps=steps
+    )  # fmt: skip
     return Source(
         module=module,
         kind=kind,
         name=made.name,
         inputs=_inputs(made, workload, fake_mode),
+        steps=_step_inputs(made, workload, fake_mode) if made.steps is not None else None,
         loss=made.loss,
         live=live,
         opened=lambda: _opened(made, workload, fake_mode, live=live),
@@ -209,31 +216,45 @@ def _inputs(made: Made, workload: Workload, fake_mode: FakeTensorMode) -> Callab
     return inputs
 
 
+def _step_inputs(made: Made, workload: Workload, fake_mode: FakeTensorMode) -> Callable[[int], list[Inputs]]:
+    """The user's ``steps(batch)``: a sequence of what ``inputs(batch)`` may return."""
+
+    def steps(batch: int) -> list[Inputs]:
+        with made.scope(), building(fake_mode) as devices:
+            given: Any = _called(made.steps, batch, made, workload, "steps")
+            return [_finished(_settled(one, made, workload), devices, fake_mode) for one in given]
+
+    return steps
+
+
 def _maker(made: Made, workload: Workload) -> Callable[[int], Arguments]:
     """``--input`` first, then the user's ``inputs(batch)``, then what is known of the model's family."""
     if workload.inputs:
         return lambda batch: found.from_specs(workload.inputs, workload, batch)
     if made.inputs is not None:
-        return lambda batch: _from_user(made, workload, batch)
+        return lambda batch: _settled(_called(made.inputs, batch, made, workload, "inputs"), made, workload)
     return found.finder(made.module, workload)
 
 
-def _from_user(made: Made, workload: Workload, batch: int) -> Arguments:
-    dtype = found.float_dtype(workload)
-    assert made.inputs is not None
+def _called(function: Any, batch: int, made: Made, workload: Workload, name: str) -> object:
+    """What the user's ``inputs(batch)`` or ``steps(batch)`` returns."""
     surroundings = made.scope if isinstance(made.scope, userfile.Surroundings) else None
     try:
-        with default_dtype(dtype):
-            result = made.inputs(batch)
+        with default_dtype(found.float_dtype(workload)):
+            return function(batch)
     except FxmemError:
         raise
     except Exception as error:
         raise InputError(
-            f"inputs({batch}) raised {type(error).__name__}: {error}",
+            f"{name}({batch}) raised {type(error).__name__}: {error}",
             where=userfile.user_line(error, surroundings) or made.name,
-            hint="inputs(batch) takes the batch size and returns a tensor, a tuple of arguments or a dict of keywords",
+            hint="inputs(batch) takes the batch size and returns a tensor, a tuple of arguments or a dict of keywords;"
+            " steps(batch) a list of such",
         ) from error
-    return _converted(_as_arguments(result, made), workload, dtype)
+
+
+def _settled(result: object, made: Made, workload: Workload) -> Arguments:
+    return _converted(_as_arguments(result, made), workload, found.float_dtype(workload))
 
 
 def _as_arguments(result: object, made: Made) -> Arguments:

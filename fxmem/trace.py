@@ -65,6 +65,8 @@ def trace(source: Source, workload: Workload, device: Device, fake_mode: FakeTen
         InputError: The inputs could not be made.
     """
     steps = workload.step_count
+    if source.steps is not None:
+        return _record(source, workload, device, fake_mode, batch, steps)
     result = _record(source, workload, device, fake_mode, batch, min(steps, RECORDED_STEPS))
     longer = extend(result.tape, steps)
     if longer is None:
@@ -77,8 +79,8 @@ def _record(
 ) -> Trace:
     recorder = Recorder(fake_mode)
     with source.opened(), _quiet_warnings():
-        inputs = source.inputs(batch)
-        with _explained(source, recorder, inputs), personality(recorder, device), recorder:
+        inputs = [source.inputs(batch)] if source.steps is None else source.steps(batch)
+        with _explained(source, recorder, inputs[0]), personality(recorder, device), recorder:
             run(source, inputs, workload, recorder, steps)
         modules = module_infos(source.module)
         del inputs

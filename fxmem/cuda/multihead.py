@@ -30,7 +30,7 @@ def native_attention(sm: int) -> Callable[..., tuple[Tensor, Tensor | None]]:
         weights = rest[:4]
         mask, need_weights, average, kind = [*rest[4:], *(None, True, True, None)[len(rest) - 4 :]]
         same = query is key is value
-        if same and embed_dim // num_head % 8 == 0 and not need_weights and mask is None and _fused(query, num_head, sm):
+        if same and not need_weights and mask is None and _fused(query, num_head, sm):
             return _projected_attention(query, num_head, weights), None
         return _attention(query, key, value, num_head, weights, (mask, kind, need_weights, average))
 

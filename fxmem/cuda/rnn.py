@@ -186,7 +186,7 @@ class CudnnRnn:
             layers=module.num_layers, directions=2 if module.bidirectional else 1,
         )  # fmt: skip
         with torch.no_grad():
-            buffer = torch.zeros(rnn.elements, dtype=dtype, device=weights[0].device)
+            buffer = weights[0].new_zeros(rnn.elements)
             if type(buffer) is not type(weights[0].data) and isinstance(buffer, torch._subclasses.FakeTensor):
                 return  # real parameters cannot become views of a fake buffer
             self._owned(buffer, Role.PARAMETER, "flat_weights")
@@ -223,7 +223,7 @@ def _flat_buffer(params: Sequence[Tensor], rnn: Rnn, biases: bool) -> Tensor | N
 
 def _cast_and_flatten(params: Sequence[Tensor], rnn: Rnn, biases: bool) -> tuple[Tensor, list[Tensor]]:
     """``copy_weights_to_flat_buf_views`` to half precision, seen by autograd: each copy is a node of its own."""
-    buffer = torch.zeros(rnn.elements, dtype=torch.float16)
+    buffer = params[0].new_zeros(rnn.elements, dtype=torch.float16)
     views = []
     for param, (offset, shape) in zip(params, rnn.places(biases=biases), strict=True):
         view = buffer.as_strided(shape, _dense_strides(shape), offset).detach()

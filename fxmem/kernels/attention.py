@@ -63,8 +63,8 @@ def _split_keys(q: TensorMeta, k: TensorMeta, target: Target) -> list[Step]:
 
 
 def _rounded_head(dim: int) -> int:
-    rounded = _round_up(_round_up(dim, 8), 32)
-    return rounded if rounded < 224 else 256
+    """``head_size_rounded``."""
+    return _round_up(dim, 32 if dim <= 128 else 64)
 
 
 def _splits(blocks: int, processors: int, key_blocks: int) -> int:

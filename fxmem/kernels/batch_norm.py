@@ -167,7 +167,8 @@ def _backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     stats = tensor(op, 3) is not None
     if training and uses_cudnn(x.dtype, weight and weight.dtype, x.shape, stats=stats, training=True):
         return _cudnn_backward(grad, x, weight, wanted)
-    if (training or wanted[1] or wanted[2]) and wanted[0] and not channels_last_kernels(x) and _small(x) and _small(grad):
+    fused = (training or wanted[1] or wanted[2]) and wanted[0] and not channels_last_kernels(x)
+    if fused and _small(x) and _small(grad):
         take_x, drop_x = _reshaped("input", x)
         take_grad, drop_grad = _reshaped("gradient", grad)
         results = [step for i in range(3) for step in gradient(wanted, i)]

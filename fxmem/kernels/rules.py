@@ -14,6 +14,7 @@ from fxmem.kernels.pointwise import POINTWISE
 from fxmem.kernels.reductions import REDUCTIONS
 from fxmem.kernels.resample import RESAMPLE
 from fxmem.kernels.rnn import RNN
+from fxmem.kernels.sorting import SORTING
 from fxmem.kernels.steps import Rule
 
 RULES: dict[str, Rule] = {
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {
     **REDUCTIONS,
     **RNN,
     **EMBEDDING,
+    **SORTING,
     **RESAMPLE,
     **POINTWISE,
 }

@@ -63,14 +63,14 @@ def _proof(device: Mapping[str, Any]) -> str:
 def _share(device: Mapping[str, Any]) -> str:
     taken = format_size(device["capacity_bytes"])
     if device["reserved_for_others_bytes"]:
-        taken = f"({taken} - {format_size(device['reserved_for_others_bytes'])} kept for others)"
+        taken = f"({taken} - {format_size(device['reserved_for_others_bytes'])} for others)"
     parts = [taken]
     if device["safety"] != 1:
-        parts.append(f"x {device['safety']:g} for safety")
+        parts.append(f"x {device['safety']:g}")
     if device["processes"] > 1:
         parts.append(f"/ {device['processes']} processes")
     context = device["context_bytes"]
-    parts.append("- the CUDA context (unknown)" if context is None else f"- {format_size(context)} of CUDA context")
+    parts.append("- the context (unknown)" if context is None else f"- {format_size(context)} for the context")
     return " ".join(parts)
 
 

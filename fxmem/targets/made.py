@@ -32,6 +32,8 @@ class Made:
     inputs: Callable[[int], object] | None = None
     """The user's ``inputs(batch)``."""
     loss: Callable[[Any], Tensor] | None = None
+    steps: Callable[[int], object] | None = None
+    """The user's ``steps(batch)``: inputs of each step, where they differ."""
     scope: Callable[[], AbstractContextManager[object]] = field(default=contextlib.nullcontext)
     """In which the user's code must run: its folder importable, its modules known."""
 

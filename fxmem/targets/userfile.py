@@ -140,7 +140,7 @@ def _from_namespace(
     module: ModuleType, attribute: str | None, arguments: Mapping[str, object], surroundings: Surroundings, where: str
 ) -> Made:
     factory = _named(module, attribute, where) if attribute else _only_candidate(module, where)
-    for helper in ("inputs", "loss"):
+    for helper in ("inputs", "loss", "steps"):
         if not callable(getattr(module, helper, lambda: None)):
             raise SourceError(
                 f"{helper} is no function", where=where, hint=f"define {helper} as a function, or rename it"
@@ -150,6 +150,7 @@ def _from_namespace(
         name=f"{where}:{attribute}" if attribute else where,
         inputs=getattr(module, "inputs", None),
         loss=getattr(module, "loss", None),
+        steps=getattr(module, "steps", None),
         scope=surroundings,
     )
 

@@ -227,7 +227,7 @@ def test_inference_has_no_optimizer_and_max_batch_is_set_afterwards() -> None:
     assert estimate.optimizer is None
     largest = MaxBatch(batch=17, safety=0.05, reserved_for_others_bytes=0)
     report = as_json(replace(estimate, max_batch=largest))
-    assert report["max_batch"] == {"batch": 17, "safety": 0.05, "reserved_for_others_bytes": 0}
+    assert report["max_batch"] == {"batch": 17, "safety": 0.05, "reserved_for_others_bytes": 0, "proved": True}
 
 
 def test_what_belongs_to_another_batch_is_refused() -> None:

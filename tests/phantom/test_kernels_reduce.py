@@ -1,0 +1,46 @@
+"""Reductions, losses and normalisations beside PyTorch's own on the phantom device (calibration/probe_reduce.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROBE = ROOT / "calibration" / "kernel_probe.py"
+PHANTOM = ROOT / "calibration" / "phantom" / "phantom_run"
+pytestmark = [pytest.mark.phantom, pytest.mark.slow]
+
+PROGRAMS = "red_sum,red_mean-,red_argmax,red_var_mean,red_huge,loss_mse,loss_nll,bn_big,bn_lay,gn_big,ln_tall,rms_tall,in_"
+DEVICES = {"75": "t4", "80": "a100-80gb", "90": "h200", "120": "rtx-5090"}
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """A python with a CUDA build of torch: ``PHANTOM_PYTHON``, else this one."""
+    found = os.environ.get("PHANTOM_PYTHON", sys.executable)
+    spec = importlib.util.find_spec("torch")
+    here = [Path(spec.origin).parent / "lib"] if spec and spec.origin and found == sys.executable else []
+    libraries = here or list(Path(found).parents[1].glob("lib/python3*/site-packages/torch/lib"))
+    if not any((library / "libtorch_cuda.so").exists() for library in libraries):
+        pytest.skip(f"no CUDA build of torch in {found}: set PHANTOM_PYTHON to a python that has one")
+    return found
+
+
+@pytest.mark.parametrize("sm", DEVICES)
+def test_events_agree(sm, python, tmp_path):
+    measured = tmp_path / "measured.json"
+    environment = os.environ | {"PHANTOM_PYTHON": python, "PHANTOM_SM": sm, "PHANTOM_CUDNN": "stub"}
+    with measured.open("w") as out:
+        command = [PHANTOM, PROBE, "--measure", "--only", PROGRAMS]
+        subprocess.run(command, env=environment, stdout=out, stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [python, PROBE, "--compare", measured, "--only", PROGRAMS, "--device", DEVICES[sm]],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    verdict = done.stdout.splitlines()[-1]
+    assert " agree, 0 do not" in verdict, verdict
