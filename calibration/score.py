@@ -12,34 +12,10 @@ import time
 from pathlib import Path
 
 from fxmem import api
-from fxmem.workload import ConvWorkspace, Mode, Workload
 
 ROOT = Path(__file__).parent.parent
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-MODES = {"infer": Mode.INFERENCE, "train": Mode.TRAINING, "generate": Mode.GENERATION}
-DEVICES = {75: "t4", 80: "a100-80gb", 86: "a6000", 89: "rtx-4090", 90: "h200", 100: "b200", 120: "rtx-5090"}
-
-
-def workload_of(args: dict, workspaces: bool = False) -> Workload:
-    dtype = args.get("dtype", "fp32")
-    amp = DTYPES[dtype[4:]] if dtype.startswith("amp-") else None
-    return Workload(
-        mode=MODES[args["mode"]], batch=args["batch"], dtype="float32" if amp else DTYPES[dtype], amp=amp,
-        optimizer=args.get("optimizer", "adamw"), image=args.get("image", 224), image_given="image" in args,
-        seq=args.get("seq", 128), steps=args.get("steps"), accumulate=args.get("accum", 1),
-        checkpoint=args.get("checkpoint", False), channels_last=args.get("channels_last", False),
-        foreach=not args.get("no_foreach", False), clip=args.get("clip", False), attn=args.get("attn"),
-        model_args=tuple(args.get("override", {}).items()), new_tokens=args.get("new_tokens", 32),
-        conv_workspace=ConvWorkspace.AUTO if workspaces else ConvWorkspace.NONE,
-    )
-
-
-def device_of(case: dict) -> str:
-    return DEVICES[int((case.get("env") or {}).get("PHANTOM_SM", 90))]
-
-
-def measured(truth: dict) -> tuple[int, int]:
-    return tuple(max(truth[f"peak_{k}_step1"], truth.get(f"peak_{k}_steady", 0)) for k in ("alloc", "reserved"))
+sys.path.insert(0, str(ROOT / "tests"))
+from truth_cases import cases, device_of, measured, workload_of
 
 
 def main() -> None:
@@ -51,14 +27,13 @@ def main() -> None:
     options = parser.parse_args()
     only = set(filter(None, options.only.split(",")))
     rows = []
-    for line in options.file.read_text().splitlines():
-        case = json.loads(line)
+    for case in cases(options.file):
         if only and case["id"] not in only:
             continue
         args, (alloc, reserved) = case["args"], measured(case[options.field])
         began = time.perf_counter()
         try:
-            e = api.estimate(args["model"], workload=workload_of(args, options.field == "truth"), device=device_of(case), law=False)
+            e = api.estimate(args["model"], workload=workload_of(args, workspaces=options.field == "truth"), device=device_of(case), law=False)
             got = (e.peak.allocated_bytes, e.peak.reserved_bytes)
             error = ""
         except Exception as exc:

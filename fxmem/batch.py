@@ -318,7 +318,7 @@ class _Search:
         return low
 
     def _between(self, turn: int) -> int:
-        """The next batch to trace: where a line through the bracket's ends meets the limit, in turns with the middle."""
+        """The next batch to trace: where a line through the bracket's ends meets the limit; in turns its middle."""
         if self.low not in self.plans:
             return self.high // 2
         need = self.plans[self.low].peak_reserved_bytes

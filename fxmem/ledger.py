@@ -81,7 +81,7 @@ class Ledger:
             return TensorNote(HOST, tuple(t.shape), (), t.dtype, 0, -1)
         life = self._lives.get(t.untyped_storage()._cdata)
         sid = life.sid if life is not None else HOST
-        return TensorNote(sid, tuple(t.shape), t.stride(), t.dtype, t.storage_offset(), getattr(t, "_fxmem_node", -1))
+        return TensorNote(sid, tuple(t.shape), t.stride(), t.dtype, int(t.storage_offset()), getattr(t, "_fxmem_node", -1))
 
     def result(
         self, t: torch.Tensor, node: int, op: int, maker: int | None, *, on_device: bool,
@@ -112,7 +112,7 @@ class Ledger:
                 sid = self._born(StorageNote(storage.nbytes(), tuple(t.shape), t.dtype, op, maker))
             self._watch(storage, sid)
         t._fxmem_node = node  # type: ignore[attr-defined]
-        return TensorNote(sid, tuple(t.shape), t.stride(), t.dtype, t.storage_offset(), node)
+        return TensorNote(sid, tuple(t.shape), t.stride(), t.dtype, int(t.storage_offset()), node)
 
     def adopt(self, tensor: torch.Tensor, role: Role, name: str, module: str = "") -> int:
         """Put an existing tensor on the device, as ``tensor.to("cuda")`` would.

@@ -136,7 +136,7 @@ def _part(item: Any, tensors: list[torch.Tensor], owners: dict[int, int]) -> _Pa
             return _Argument(i)
     owner = owners.get(item.untyped_storage()._cdata)
     if owner is not None:
-        return _View(owner, tuple(item.shape), item.stride(), item.storage_offset(), item.dtype)
+        return _View(owner, tuple(item.shape), item.stride(), int(item.storage_offset()), item.dtype)
     part = _New(tuple(item.shape), item.stride(), item.dtype)
     dense = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device=_META)
     if item.storage_offset() or dense.untyped_storage().nbytes() != item.untyped_storage().nbytes():

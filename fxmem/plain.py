@@ -30,6 +30,13 @@ _WRITES_INTO_FRESH = frozenset(
 """``areAnyTensorSubclassLike`` in torch/csrc/autograd/FunctionsManual.cpp: in place for plain tensors
 (``value_selecting_reduction_backward``, ``gather_backward``, ``index_backward``, ...)."""
 
+_FORMULAS = {
+    "BinaryCrossEntropyWithLogitsBackward0": frozenset((aten.sub.Tensor, aten.mul.Tensor)),
+    "MaxBackward1": frozenset((aten.logical_and.default, aten.logical_or.default)),
+    "MinBackward1": frozenset((aten.logical_and.default, aten.logical_or.default)),
+}
+"""Likewise for some formulas alone: ``binary_cross_entropy_with_logits_backward``, ``evenly_distribute_backward``."""
+
 _PRODUCTS = frozenset((aten.mm.default, aten.bmm.default, aten.view.default, aten._unsafe_view.default))
 
 
@@ -56,7 +63,7 @@ def donor(
         wanted = len(tensors) == 2
     else:
         fresh = notes[0].storage != HOST and storages[notes[0].storage].maker == maker if notes else False
-        wanted = func in _WRITES_INTO_FRESH and fresh
+        wanted = fresh and (func in _WRITES_INTO_FRESH or _in_formula(func))
     if not wanted or notes[0].storage == HOST:
         return None
     first = tensors[0]
@@ -69,6 +76,11 @@ def donor(
     if held > _OWNED_TENSOR or (maker is None and held < _OWNED_TENSOR):
         return None
     return storage if _dense(first) else None
+
+
+def _in_formula(func: Any) -> bool:
+    node = torch._C._current_autograd_node()
+    return node is not None and func in _FORMULAS.get(node.name(), ())
 
 
 def producer_of(note: TensorNote) -> int:

@@ -62,7 +62,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.ops: list[OpNote] = []
         self.step = 0
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):
         if self.place is not None:
             return self.place
         if notes:
-            return any([n.storage != HOST for n in notes])
+            return any(n.storage != HOST for n in notes)
         return self.factory_on_device
 
     def _whence(self, maker: int | None) -> tuple[str, str]:

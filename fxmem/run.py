@@ -180,7 +180,7 @@ def _generate(source: Source, feed: _Feed, workload: Workload, recorder: Recorde
         inputs = feed.next()
         left = [workload.new_tokens]
 
-        def stop(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        def stop(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
             left[0] -= 1  # noqa: B023 - used within this iteration
             if left[0] <= 0:  # noqa: B023
                 raise _Generated
@@ -196,7 +196,7 @@ def _generate(source: Source, feed: _Feed, workload: Workload, recorder: Recorde
     recorder.end_steps()
 
 
-class _Generated(Exception):  # noqa: N818 - not an error: ends the token loop from the host
+class _Generated(Exception):  # not an error: ends the token loop from the host
     pass
 
 
@@ -212,7 +212,8 @@ def default_loss(y: Any, target: torch.Tensor | None) -> torch.Tensor:
         y = floating[0]
     if isinstance(y, (tuple, list)):
         if target is not None and all(isinstance(t, torch.Tensor) for t in y):  # auxiliary heads
-            return sum(functional.cross_entropy(t, target) * w for t, w in zip(y, (1.0, 0.3, 0.3)))  # type: ignore
+            weighted = [functional.cross_entropy(t, target) * w for t, w in zip(y, (1.0, 0.3, 0.3), strict=False)]
+            return sum(weighted)  # type: ignore[return-value]
         y = y[0]
     if target is not None and y.dim() == 2:
         return functional.cross_entropy(y, target)

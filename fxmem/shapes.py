@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from fxmem.rnn_shapes import RNN_SHAPES
 from fxmem.shapes_loss import LOSS_SHAPES
 from fxmem.shapes_norm import NORM_SHAPES
-from fxmem.rnn_shapes import RNN_SHAPES
 
 aten = torch.ops.aten
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import CodeType, TracebackType
 
 import torch
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_HERE = str(Path(__file__).resolve().parent) + os.sep
+_TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 _SKIP, _USER, _STOP = 0, 1, 2
 
 
@@ -55,7 +56,7 @@ def innermost(trace: TracebackType | None) -> str:
 def _kind(code: CodeType) -> int:
     path = code.co_filename
     if path.startswith(_HERE):
-        return _STOP if os.path.basename(path) == "run.py" else _SKIP
+        return _STOP if path.endswith(f"{os.sep}run.py") else _SKIP
     if path.startswith((_TORCH, "<")) or f"{os.sep}contextlib.py" in path:
         return _SKIP
     return _USER

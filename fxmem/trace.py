@@ -16,8 +16,8 @@ from fxmem.cuda import personality
 from fxmem.device import Device
 from fxmem.errors import FxmemError, TraceError, UnsupportedOpError
 from fxmem.graph import to_graph
-from fxmem.notes import module_infos, to_tape
 from fxmem.ledger import StorageNote
+from fxmem.notes import module_infos, to_tape
 from fxmem.record import OpNote, Recorder
 from fxmem.run import run
 from fxmem.source import Inputs, Source

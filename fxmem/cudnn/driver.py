@@ -160,7 +160,7 @@ def _write(to: int, value: int) -> int:
 
 def _attributes(device: dict[str, int]) -> dict[int, int]:
     """``CUdevice_attribute`` by number, from cuDNN's description of a device."""
-    threads = {n: 1024 for n in (1, 2, 3)} | {4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 10: 32}
+    threads = dict.fromkeys((1, 2, 3), 1024) | {4: 64, 5: 2**31 - 1, 6: 65535, 7: 65535, 10: 32}
     version = device["deviceVer"]
     return threads | {
         8: device["maxSharedMemoryPerBlock"], 12: device["regsPerBlock"], 13: device["smClockRateKHz"],

@@ -43,7 +43,7 @@ def planned_for(sm: int) -> int:
 
 
 def description(sm: int, sm_count: int | None = None, memory: int | None = None) -> str:
-    """cuDNN's JSON (``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION``) of a GPU.
+    """CuDNN's JSON (``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION``) of a GPU.
 
     Clock rates are the H200's throughout: of 240 questions on sm_90 and sm_80 none changed with the cache
     size, the memory, the name or the number of multiprocessors, and six (by 256 KiB each) with the clocks.

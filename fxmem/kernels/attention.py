@@ -8,7 +8,20 @@ from __future__ import annotations
 import math
 import struct
 
-from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, contiguous, itemsize, nbytes, numel, tensor
+from fxmem.kernels.steps import (
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    argument,
+    contiguous,
+    itemsize,
+    nbytes,
+    numel,
+    tensor,
+)
 from fxmem.tape import Op, Role, TensorMeta
 
 _HALF = ("float16", "bfloat16")

@@ -156,7 +156,7 @@ def _reshaped(key: str, meta: TensorMeta) -> tuple[list[Step], list[Step]]:
     return ([], []) if merges else ([Take(key, nbytes(meta))], [Drop(key)])
 
 
-def _backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _backward(op: Op, target: Target) -> list[Step] | None:
     """``cudnn_batch_norm_backward`` (BatchNorm.cpp) or ``batch_norm_backward_cuda`` (Normalization.cu)."""
     grad, x, weight = tensor(op, 0), tensor(op, 1), tensor(op, 2)
     if grad is None or x is None or x.storage < 0 or not numel(x):

@@ -93,7 +93,7 @@ def radix_sort(count: int, key: int, value: int, bits: int, target: Target, *, f
 
     Args:
         count: Elements.
-        key: Bytes of a key, 4 or 8.
+        key: Bytes of a key.
         value: Bytes of a value; 0 for keys alone.
         bits: Bits sorted by.
         target: The GPU.
@@ -102,6 +102,8 @@ def radix_sort(count: int, key: int, value: int, bits: int, target: Target, *, f
     largest = max(key, value)
     if count <= 256 * max(1, 19 * 4 // max(4, largest)):
         return 1
+    if key < 4 and target.sm < 90:
+        return _radix_passes(count, key, value, target)
     threads, items = _onesweep(key, value, target, floating=floating)
     tile = _scaled(threads, items, largest, by_memory=False)
     passes = _div_up(bits, 8)
@@ -117,6 +119,8 @@ def radix_sort(count: int, key: int, value: int, bits: int, target: Target, *, f
 def _onesweep(key: int, value: int, target: Target, *, floating: bool) -> tuple[int, int]:
     """``OnesweepPolicy`` (tuning/tuning_radix_sort.cuh): threads, and items of four bytes per thread."""
     if target.sm >= 90:
+        if key < 4:
+            return (512, 23) if value == 8 else (512, 19)
         if key == 8:
             return 384, 30 if value < 8 else 24
         if not value:
@@ -127,13 +131,32 @@ def _onesweep(key: int, value: int, target: Target, *, floating: bool) -> tuple[
     return 256, 46 if key == 4 and value == 4 else 23
 
 
-# --------------------------------------------------------------------- reduce and select
-def reduce(count: int, itemsize: int, target: Target) -> int:
-    """``DispatchReduce``: a partial result for each of five waves of blocks, unless one tile is enough.
+def _radix_passes(count: int, key: int, value: int, target: Target) -> int:
+    """``InvokePasses``: narrow keys before Hopper; a histogram of 128 digits per block of five waves."""
+    blocks = target.sm_count * _blocks_per_sm(target) * 5
+    spine = blocks * 128 + _scaled(512, 23, 8, by_memory=True)
+    return alias(spine * 8, count * key, count * value)
 
-    Blocks per SM are those that fit by threads alone (256 each); registers may allow fewer.
-    """
+
+# --------------------------------------------------------------------- reduce and select
+def _blocks_per_sm(target: Target) -> int:
+    """Blocks of 256 that fit by threads alone; registers may allow fewer, which only a GPU can tell."""
+    return threads_per_sm(target.sm) // 256
+
+
+def select_flagged(count: int, target: Target) -> int:
+    """``DispatchSelectIf`` of 64-bit positions by flags, with a 32-bit count."""
+    tile = 128 * 5
+    if target.sm >= 90:
+        tile = 384 * 11
+    elif target.sm == 80:
+        tile = 384 * 6
+    return alias(_tile_state(_div_up(count, tile), 4), 0, 0)
+
+
+def reduce(count: int, itemsize: int, target: Target) -> int:
+    """``DispatchReduce``: a partial result for each of five waves of blocks, unless one tile is enough."""
     if count <= 256 * 16:
         return 1
-    blocks = target.sm_count * (threads_per_sm(target.sm) // 256) * 5
+    blocks = target.sm_count * _blocks_per_sm(target) * 5
     return alias(blocks * itemsize)

@@ -28,11 +28,4 @@ def _product(op: Op, target: Target) -> list[Step]:
     return [Out(0), cublas_workspace(target)]
 
 
-GEMM: dict[str, Rule] = {
-    name: _product
-    for name in (
-        "mm.default", "addmm.default", "bmm.default", "baddbmm.default", "addbmm.default", "addmv.default",
-        "mv.default", "dot.default", "vdot.default", "addmm_.default", "baddbmm_.default", "mm.out", "bmm.out",
-        "addmm.out", "baddbmm.out", "_int_mm.default", "_scaled_mm.default", "_addmm_activation.default",
-    )
-}  # fmt: skip
+GEMM: dict[str, Rule] = dict.fromkeys(("mm.default", "addmm.default", "bmm.default", "baddbmm.default", "addbmm.default", "addmv.default", "mv.default", "dot.default", "vdot.default", "addmm_.default", "baddbmm_.default", "mm.out", "bmm.out", "addmm.out", "baddbmm.out", "_int_mm.default", "_scaled_mm.default", "_addmm_activation.default"), _product)  # fmt: skip

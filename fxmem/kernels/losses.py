@@ -81,7 +81,7 @@ def _soft_margin(op: Op, target: Target) -> list[Step] | None:
     return _resized(op, target, 2)
 
 
-def _soft_margin_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _soft_margin_backward(op: Op, target: Target) -> list[Step] | None:
     """``soft_margin_loss_backward_out`` (Loss.cpp): ``exp(-target * input)`` in three tensors."""
     x, y = device_tensor(op, 1), tensor(op, 2)
     if x is None or y is None:
@@ -116,7 +116,7 @@ def _copies(*sources: TensorMeta | None) -> tuple[list[Step], list[Step]]:
     return [Take(key, nbytes(s)) for key, s in wanted], [Drop(key) for key, _ in reversed(wanted)]
 
 
-def _nll(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _nll(op: Op, target: Target) -> list[Step] | None:
     """``nll_loss_forward_out_cuda_template`` (cuda/Loss.cu): operands are made dense."""
     if device_tensor(op, 0) is None:
         return None
@@ -124,7 +124,7 @@ def _nll(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     return [Out(0), Out(1), *takes, *drops]
 
 
-def _nll_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _nll_backward(op: Op, target: Target) -> list[Step] | None:
     """``nll_loss_backward_out_cuda_template`` (cuda/Loss.cu)."""
     if device_tensor(op, 0) is None:
         return None
@@ -132,7 +132,7 @@ def _nll_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     return [Out(0), *takes, *drops]
 
 
-def _nll2d(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _nll2d(op: Op, target: Target) -> list[Step] | None:
     """``nll_loss2d_forward_out_cuda_template`` (cuda/NLLLoss2d.cu): the total weight comes first."""
     x, y, weight = device_tensor(op, 0), tensor(op, 1), tensor(op, 2)
     if x is None or y is None or not numel(y):
@@ -142,7 +142,7 @@ def _nll2d(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     return [Out(1), Out(0), *takes, *drops]
 
 
-def _nll2d_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _nll2d_backward(op: Op, target: Target) -> list[Step] | None:
     """``nll_loss2d_backward_out_cuda_template`` (cuda/NLLLoss2d.cu)."""
     if device_tensor(op, 0) is None:
         return None

@@ -37,7 +37,7 @@ def _shape(op: Op, position: int) -> tuple[int, ...]:
     return tuple(int(n) for n in shape)
 
 
-def _layer_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _layer_norm(op: Op, target: Target) -> list[Step] | None:
     """``layer_norm_cuda`` (layer_norm_kernel.cu): the input made dense, the result, then mean and rstd."""
     x = device_tensor(op, 0)
     if x is None:
@@ -46,7 +46,7 @@ def _layer_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     return [*take, Out(0), Out(1), Out(2), *drop]
 
 
-def _rms_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _rms_norm(op: Op, target: Target) -> list[Step] | None:
     """``_fused_rms_norm_cuda`` (layer_norm_kernel.cu)."""
     x = device_tensor(op, 0)
     if x is None:
@@ -101,7 +101,7 @@ def _partial_sums(
     return [*steps, *(Drop(f"blocks {i}") for i, _ in reversed(wanted))]
 
 
-def _group_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _group_norm(op: Op, target: Target) -> list[Step] | None:
     """``native_group_norm`` (group_norm.cpp) and ``GroupNormKernelImplInternal`` (group_norm_kernel.cu)."""
     x, gamma, beta = tensor(op, 0), tensor(op, 1), tensor(op, 2)
     n, c, inner, groups = (_int(op, i) for i in range(3, 7))
@@ -117,7 +117,7 @@ def _group_norm(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
     return [*steps, Drop("rstd"), Drop("mean"), *drop]
 
 
-def _group_norm_backward(op: Op, target: Target) -> list[Step] | None:  # noqa: ARG001
+def _group_norm_backward(op: Op, target: Target) -> list[Step] | None:
     """``native_group_norm_backward``, ``GroupNormBackwardKernelImplInternal`` (group_norm_kernel.cu)."""
     grad, x, gamma = tensor(op, 0), tensor(op, 1), tensor(op, 4)
     n, c, inner, groups = (_int(op, i) for i in range(5, 9))

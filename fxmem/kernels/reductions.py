@@ -63,22 +63,22 @@ def _extremum(scalar: str, out: str) -> Kernel:
     return Kernel(scalar=scalar, accumulator=itemsize(scalar), in_place=_in_place(scalar, out))
 
 
-def _with_index(scalar: str, out: str) -> Kernel:  # noqa: ARG001
+def _with_index(scalar: str, out: str) -> Kernel:
     """``MaxOps``, ``ArgMaxOps`` (ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu): a value and an int64, padded."""
     return Kernel(scalar=scalar, accumulator=16, in_place=False)
 
 
-def _both_extrema(scalar: str, out: str) -> Kernel:  # noqa: ARG001
+def _both_extrema(scalar: str, out: str) -> Kernel:
     """``MinMaxOps`` (ReduceAMinMaxKernel.cu): a pair of values."""
     return Kernel(scalar=scalar, accumulator=2 * itemsize(scalar), in_place=False)
 
 
-def _truth(scalar: str, out: str) -> Kernel:  # noqa: ARG001
+def _truth(scalar: str, out: str) -> Kernel:
     """``and_kernel_cuda`` and ``or_kernel_cuda`` (ReduceLogicKernel.cu): partial results are bools."""
     return Kernel(scalar=scalar, accumulator=1)
 
 
-def welford(scalar: str, out: str) -> Kernel:  # noqa: ARG001
+def welford(scalar: str, out: str) -> Kernel:
     """``std_var_kernel_impl`` (ReduceMomentKernel.cu): ``WelfordData`` has two means, an int32 and a count."""
     return Kernel(scalar=scalar, accumulator=32 if scalar == "float64" else 16, vector=2, in_place=False)
 

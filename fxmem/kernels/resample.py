@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fxmem.kernels.copies import copies, copy
-from fxmem.kernels.steps import Out, Rule, Size, Step, Take, Target, channels_last, nbytes, suggests_channels_last, tensor
+from fxmem.kernels.steps import (
+    Out,
+    Rule,
+    Size,
+    Step,
+    Take,
+    Target,
+    channels_last,
+    nbytes,
+    suggests_channels_last,
+    tensor,
+)
 from fxmem.tape import Op
 
 

@@ -8,6 +8,7 @@ from fxmem.kernels.convolution import CONVOLUTION
 from fxmem.kernels.embedding import EMBEDDING
 from fxmem.kernels.foreach import FOREACH
 from fxmem.kernels.gemm import GEMM
+from fxmem.kernels.index import INDEX
 from fxmem.kernels.losses import LOSSES
 from fxmem.kernels.norm import NORM
 from fxmem.kernels.pointwise import POINTWISE
@@ -28,6 +29,7 @@ RULES: dict[str, Rule] = {
     **REDUCTIONS,
     **RNN,
     **EMBEDDING,
+    **INDEX,
     **SORTING,
     **RESAMPLE,
     **POINTWISE,

@@ -137,7 +137,7 @@ def _randperm(op: Op, target: Target) -> list[Step] | None:
         return None
     result = op.outputs[0]
     bits = _random_bits(n)
-    key, value = 4 if bits <= 32 else 8, itemsize(result.dtype)  # noqa: PLR2004
+    key, value = 4 if bits <= 32 else 8, itemsize(result.dtype)
     return [
         Out(0), Take("largest", value), Drop("largest"), Take("range", n * value),
         Take("keys", n * key), Take("sorted keys", n * key), Take("sort", cub.radix_sort(n, key, value, bits, target)),
