@@ -90,7 +90,9 @@ def variants(convs: list[Convolution], batches: tuple[int, ...]) -> list[list[Co
     """For each row the questions, convolution by convolution and batch by batch."""
     return [
         [
-            replace(c, direction=d, dtype=dtype, channels_last=layout, x=(b, *c.x[1:])) if asked(c, dtype, layout) else None
+            replace(c, direction=d, dtype=dtype, channels_last=layout, x=(b, *c.x[1:]))
+            if asked(c, dtype, layout)
+            else None
             for c in convs
             for b in batches
         ]
@@ -114,7 +116,9 @@ def answers(sm: int, library: str, convs: list[Convolution]) -> dict[str, tuple[
     for (direction, dtype, layout), row in zip(rows(), grid, strict=True):
         name = f"{direction} {dtype} {'nhwc' if layout else 'nchw'}"
         decoded[name] = [parts(known[q], operands(q)) if q in known else None for q in row]
-        written[name] = encode(decoded[name], decoded[name.replace("bfloat16", "float16")] if dtype == "bfloat16" else None)
+        written[name] = encode(
+            decoded[name], decoded[name.replace("bfloat16", "float16")] if dtype == "bfloat16" else None
+        )
     return written
 
 

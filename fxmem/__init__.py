@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fxmem.api import estimate, max_batch, trace
+    from fxmem.batching import MemoryBudget
     from fxmem.device import Device, all_devices, find_device
-    from fxmem.errors import FxmemError
+    from fxmem.errors import DoesNotFitError, FxmemError
     from fxmem.estimate import Estimate
+    from fxmem.preflight import preflight
     from fxmem.tape import Tape
     from fxmem.workload import ConvWorkspace, InputSpec, Mode, Workload
 
@@ -27,9 +29,11 @@ __version__ = "0.1.0"
 __all__ = [
     "ConvWorkspace",
     "Device",
+    "DoesNotFitError",
     "Estimate",
     "FxmemError",
     "InputSpec",
+    "MemoryBudget",
     "Mode",
     "Tape",
     "Workload",
@@ -37,6 +41,7 @@ __all__ = [
     "estimate",
     "find_device",
     "max_batch",
+    "preflight",
     "trace",
 ]
 
@@ -47,7 +52,10 @@ _HOME = {
     "Device": "fxmem.device",
     "all_devices": "fxmem.device",
     "find_device": "fxmem.device",
+    "DoesNotFitError": "fxmem.errors",
     "FxmemError": "fxmem.errors",
+    "MemoryBudget": "fxmem.batching",
+    "preflight": "fxmem.preflight",
     "Estimate": "fxmem.estimate",
     "Tape": "fxmem.tape",
     "ConvWorkspace": "fxmem.workload",

@@ -14,13 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxmem import device as devices
 from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
-from fxmem.batch import Limits, Tapes, largest, with_max_batch
+from fxmem.batch import Limits, largest, with_max_batch
 from fxmem.batch_report import BatchReport, DeviceBatch, report_batches
 from fxmem.device import Device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
 from fxmem.kernels import Target, expand
 from fxmem.law import BatchLaw, fit, with_kernels
+from fxmem.program import Tapes
 from fxmem.source import Source, load
 from fxmem.tape import Tape
 from fxmem.trace import Trace

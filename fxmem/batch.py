@@ -14,23 +14,15 @@ one of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from fxmem.allocator import Plan, replay, shortage
 from fxmem.allocator_config import AllocatorConfig
 from fxmem.errors import UsageError
 from fxmem.estimate import Estimate, MaxBatch, PeakAt, place
-from fxmem.kernels import Target, expand
-from fxmem.law import BatchLaw, Piece
-from fxmem.steady import extend
-from fxmem.tape import Tape
+from fxmem.program import Line, Program
 
-MAX_BATCH = 2**24
-"""Where the search ends: memory that does not limit the batch here does not limit it."""
-MAX_TRACES = 8
-_STRIDE = 8
-"""The second tape of a line lies an eighth below the first."""
 _TURNS = 8
 """Predictions from lines that may miss; then the bracket is halved."""
 
@@ -89,7 +81,7 @@ class BatchAnswer:
     """The largest batch that fits."""
 
     batch: int
-    """0 where not even the smallest one fits."""
+    """0 where not even the smallest one fits. A sequence length or an image size if ``axis`` says so."""
     limits: Limits
     allocator_bytes: int
     """What one process may reserve under these limits."""
@@ -104,6 +96,7 @@ class BatchAnswer:
     """Whether the answer's and the next batch's whole tapes were replayed."""
     traces: int = 0
     """Batches that had to be traced for the search."""
+    axis: str = "batch"
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,108 +105,11 @@ class BatchAnswer:
         return self.allocator_bytes - self.reserved_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """Requests at any batch, on lines through two written tapes with the same events."""
-
-    events: tuple[int, ...] = field(repr=False)
-    streams: tuple[int, ...] = field(repr=False)
-    sizes: tuple[int, ...] = field(repr=False)
-    rise: tuple[int, ...] = field(repr=False)
-    batch: int
-    span: int
-
-    def requests(self, batch: int) -> list[tuple[int, int]]:
-        """Bytes and stream of each storage."""
-        distance, span = batch - self.batch, self.span
-        sizes = (
-            max(size + rise * distance // span, 0) if rise else size
-            for size, rise in zip(self.sizes, self.rise, strict=True)
-        )
-        return list(zip(sizes, self.streams, strict=True))
-
-
-class Tapes:
-    """The whole tapes of a program at the batches asked for, each written once and kept.
-
-    Args:
-        law: What is known of the program.
-        steps: Steps of its loop.
-        target: The GPU whose kernels run.
-        trace: Traces a batch that the law does not cover, all steps of it; ``None`` where the program
-            does not run at this batch.
-        limit: How often ``trace`` may be called.
-    """
-
-    def __init__(
-        self, law: BatchLaw, steps: int, target: Target, trace: Callable[[int], Tape | None] | None = None,
-        limit: int = MAX_TRACES,
-    ) -> None:  # fmt: skip
-        self.law = law
-        self.traced: list[int] = []
-        """Batches that were traced."""
-        self._steps = steps
-        self._target = target
-        self._trace = trace
-        self._limit = limit
-        self._written: dict[int, Tape | None] = {}
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no further batch may be traced."""
-        return self._trace is None or len(self.traced) >= self._limit
-
-    def at(self, batch: int) -> Tape | None:
-        """The tape at a batch with all steps and kernels; ``None``: not known, and none may be traced."""
-        if batch not in self._written:
-            tape = self._raw(batch)
-            if tape is None and self.exhausted:
-                return None
-            self._written[batch] = None if tape is None else expand(tape, self._target)
-        return self._written[batch]
-
-    def line(self, batch: int) -> _Line | None:
-        """The line through two tapes near a batch; ``None`` where their events differ."""
-        if not (self.law.exact and self.law.covers(batch)):
-            return None
-        near = self._nearest(batch)
-        if len(near) < 2:
-            self.at(max(batch - max(batch // _STRIDE, 1), 1))
-            near = self._nearest(batch)
-        if len(near) < 2 or near[0].events != near[1].events or len(near[0].storages) != len(near[1].storages):
-            return None
-        base, other = near
-        return _Line(
-            events=base.events,
-            streams=tuple([storage.stream for storage in base.storages]),
-            sizes=tuple([storage.nbytes for storage in base.storages]),
-            rise=tuple([b.nbytes - a.nbytes for a, b in zip(base.storages, other.storages, strict=True)]),
-            batch=base.batch,
-            span=other.batch - base.batch,
-        )
-
-    def _nearest(self, batch: int) -> list[Tape]:
-        return sorted(self._known(), key=lambda tape: abs(tape.batch - batch))[:2]
-
-    def _known(self) -> Iterator[Tape]:
-        return (tape for tape in self._written.values() if tape is not None)
-
-    def _raw(self, batch: int) -> Tape | None:
-        if self.law.covers(batch):
-            longer = extend(self.law.at(batch), self._steps)
-            if longer is not None:
-                return longer
-        if self._trace is None or self.exhausted:
-            return None
-        self.traced.append(batch)
-        return self._trace(batch)
-
-
-def largest(tapes: Tapes, config: AllocatorConfig, limits: Limits, multiple_of: int = 1) -> BatchAnswer:
+def largest(program: Program, config: AllocatorConfig, limits: Limits, multiple_of: int = 1) -> BatchAnswer:
     """Find the largest batch for which the replay does not run out of memory.
 
     Args:
-        tapes: Of the program; answers for other limits are cheaper with the same ones.
+        program: Its tapes; answers for other limits are cheaper with the same program.
         config: The allocator's options.
         limits: What the device leaves to one process.
         multiple_of: Only multiples of this are looked at.
@@ -226,7 +122,7 @@ def largest(tapes: Tapes, config: AllocatorConfig, limits: Limits, multiple_of: 
     """
     if multiple_of < 1:
         raise UsageError(f"--multiple-of is {multiple_of}, it must be at least 1")
-    search = _Search(tapes, config, limits.allocator_bytes, multiple_of)
+    search = _Search(program, config, limits.allocator_bytes, multiple_of)
     search.run()
     return search.answer(limits)
 
@@ -245,10 +141,10 @@ def with_max_batch(estimate: Estimate, answer: BatchAnswer) -> Estimate:
 class _Search:
     """A bracket that closes: ``low`` fits, ``high`` does not. Counts in units of ``unit`` samples."""
 
-    def __init__(self, tapes: Tapes, config: AllocatorConfig, room: int, unit: int) -> None:
-        self.tapes, self.config, self.room, self.unit = tapes, config, room, unit
-        self.low = 0
-        self.high = MAX_BATCH // unit + 1
+    def __init__(self, program: Program, config: AllocatorConfig, room: int, unit: int) -> None:
+        self.program, self.config, self.room, self.unit = program, config, room, unit
+        self.low = -(-program.first // unit) - 1
+        self.high = program.last // unit + 1
         self.plans: dict[int, Plan] = {}
         self.predicted: int | None = None
         self.unknown: int | None = None
@@ -263,7 +159,7 @@ class _Search:
     def answer(self, limits: Limits) -> BatchAnswer:
         fitting, failing = self.plans.get(self.low), self.plans.get(self.high)
         return BatchAnswer(
-            batch=self.low * self.unit,
+            batch=0 if fitting is None else self.low * self.unit,
             limits=limits,
             allocator_bytes=self.room,
             reserved_bytes=0 if fitting is None else fitting.peak_reserved_bytes,
@@ -271,13 +167,14 @@ class _Search:
             next=None if failing is None else self._shortfall(failing),
             multiple_of=self.unit,
             proved=self.room <= 0 or self.high - self.low == 1,
-            traces=len(self.tapes.traced),
+            traces=len(self.program.traced),
+            axis=self.program.axis,
             notes=tuple(self._notes()),
         )
 
     def _probe(self, unit: int) -> None:
         """Replay the whole tape at a batch."""
-        tape = self.tapes.at(unit * self.unit)
+        tape = self.program.at(unit * self.unit)
         if tape is None:
             self.unknown = unit * self.unit
             return
@@ -290,17 +187,17 @@ class _Search:
     def _guess(self, turn: int) -> int:
         """The batch to look at next; the caller keeps it within the bracket."""
         if turn == 0:
-            return self._requested_bound()
+            return self.program.guess(self.room) // self.unit
         if self.predicted == self.low:
             return self.low + 1
         last = next(reversed(self.plans))
-        line = self.tapes.line(last * self.unit) if turn < _TURNS else None
+        line = self.program.line(last * self.unit) if turn < _TURNS else None
         if line is None:
             return self._between(turn)
         self.predicted = self._boundary(line, last)
         return self.predicted
 
-    def _boundary(self, line: _Line, last: int) -> int:
+    def _boundary(self, line: Line, last: int) -> int:
         """The last unit that fits by the line: stride away from ``last``, then halve."""
 
         def fits(unit: int) -> bool:
@@ -320,10 +217,10 @@ class _Search:
     def _between(self, turn: int) -> int:
         """The next batch to trace: where a line through the bracket's ends meets the limit; in turns its middle."""
         if self.low not in self.plans:
-            return self.high // 2
+            return (self.low + self.high) // 2
         need = self.plans[self.low].peak_reserved_bytes
         if self.high not in self.plans:
-            slope = self._slope() * self.unit
+            slope = self.program.slope() * self.unit
             return min(self.low + math.floor((self.room - need) / slope), 2 * self.low) if slope > 0 else 2 * self.low
         if turn % 3 == 0:
             return (self.low + self.high) // 2
@@ -332,28 +229,13 @@ class _Search:
 
     def _need(self, unit: int) -> int:
         """What a batch that does not fit would reserve without a limit."""
-        tape = self.tapes.at(unit * self.unit)
+        tape = self.program.at(unit * self.unit)
         assert tape is not None
         return replay(tape, self.config).peak_reserved_bytes
 
-    def _requested_bound(self) -> int:
-        """The largest batch whose requested bytes alone do not pass the limit."""
-        pieces = self.tapes.law.pieces()
-        best = max((b for piece in pieces if (b := _last_within(piece, self.room))), default=1)
-        if pieces and pieces[-1].to_batch is not None and self._slope() > 0:
-            best = pieces[-1].from_batch + math.floor((self.room - pieces[-1].fixed_bytes) / self._slope())
-        return best // self.unit
-
-    def _slope(self) -> float:
-        """Bytes per sample between the two largest batches that were traced for the law."""
-        points = [piece for piece in self.tapes.law.pieces() if piece.from_batch == piece.to_batch][-2:]
-        if len(points) < 2:
-            return 0.0
-        return (points[1].fixed_bytes - points[0].fixed_bytes) / (points[1].from_batch - points[0].from_batch)
-
     def _shortfall(self, plan: Plan) -> Shortfall:
         batch, oom = self.high * self.unit, plan.oom
-        tape = self.tapes.at(batch)
+        tape = self.program.at(batch)
         assert oom is not None
         assert tape is not None
         segment = self.config.segment_size(self.config.round_size(oom.requested_bytes))
@@ -367,22 +249,13 @@ class _Search:
         )
 
     def _notes(self) -> Iterator[str]:
+        program, axis = self.program, self.program.axis
         if self.room <= 0:
             yield "the CUDA context and what is kept free leave nothing to the allocator"
-        if self.low == MAX_BATCH // self.unit:
-            yield f"the search ends at batch {MAX_BATCH}: memory does not limit it"
+        if self.low == program.last // self.unit:
+            yield f"the search ends at {axis} {program.last}: memory does not limit it"
         if self.unknown is not None:
-            why = "was not traced" if self.tapes.exhausted else "does not run"
-            yield f"batch {self.unknown} {why}; batches from {self.low * self.unit + 1} on are not proved"
-        if self.tapes.traced and not self.tapes.law.exact:
-            yield f"no batch law ({self.tapes.law.why}): traced at batch {', '.join(map(str, self.tapes.traced))}"
-
-
-def _last_within(piece: Piece, room: int) -> int | None:
-    """The last batch of a piece at which it does not pass ``room``."""
-    if piece.at(piece.from_batch) > room:
-        return None
-    last = MAX_BATCH if piece.to_batch is None else piece.to_batch
-    if piece.per_sample_bytes:
-        last = min(last, (room - piece.fixed_bytes) // piece.per_sample_bytes)
-    return last
+            why = "was not traced" if program.exhausted else "does not run"
+            yield f"{axis} {self.unknown} {why}; what lies above {max(self.low, 0) * self.unit} is not proved"
+        if program.traced and program.why:
+            yield f"{program.why}: traced at {axis} {', '.join(map(str, program.traced))}"

@@ -23,7 +23,7 @@ class FxmemError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.hint))
+        return (_rebuild, (type(self), self.what, self.where, self.hint), self.__dict__)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
@@ -91,4 +91,25 @@ class OutOfMemoryError(FxmemError):
 
 
 class DoesNotFitError(FxmemError):
-    """The workload does not fit the device (exit status 3)."""
+    """The workload does not fit the device (exit status 3).
+
+    Attributes:
+        need_bytes: What the workload takes from the device, with the CUDA context where it is known.
+        have_bytes: What the device offers.
+        largest_batch: The largest batch that fits, ``None`` where it is not known.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        need_bytes: int = 0,
+        have_bytes: int = 0,
+        largest_batch: int | None = None,
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.need_bytes = need_bytes
+        self.have_bytes = have_bytes
+        self.largest_batch = largest_batch

@@ -1,4 +1,4 @@
-"""Optimizers by name, with the implementation that CUDA would choose by default."""
+"""Optimizers by name. Which implementation runs is left to torch, which decides as on CUDA."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import torch
 
 from fxmem.errors import UsageError
 
-_SPECIAL: dict[str, dict[str, Any]] = {
-    "sgd": {"lr": 0.1},
-    "sgd-momentum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4},
+_NAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {"lr": 0.1}),
+    "sgd-momentum": ("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}),
+    "sgd-nesterov": ("sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
+    "adam-amsgrad": ("adam", {"amsgrad": True}),
+    "adamw-amsgrad": ("adamw", {"amsgrad": True}),
+    "rmsprop-momentum": ("rmsprop", {"momentum": 0.9}),
+    "rmsprop-centered": ("rmsprop", {"momentum": 0.9, "centered": True}),
 }
-_NEEDS_MORE = {"lbfgs"}  # its step needs a closure
+_SUFFIXES = ("fused", "capturable", "foreach")
+_UNUSABLE = {"lbfgs": "its step needs a closure", "sparseadam": "it takes sparse gradients only"}
 
 
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
@@ -25,35 +31,57 @@ def _classes() -> dict[str, type[torch.optim.Optimizer]]:
     }
 
 
+def optimizer_names() -> list[str]:
+    """Every name without a suffix that :func:`make_optimizer` takes, ``none`` aside."""
+    return sorted((set(_classes()) | set(_NAMED)) - set(_UNUSABLE))
+
+
 def make_optimizer(name: str, params: list[torch.nn.Parameter], *, foreach: bool) -> torch.optim.Optimizer | None:
     """Build the optimizer called ``name``.
 
     Args:
-        name: A class of ``torch.optim`` in lower case, ``sgd-momentum``, or ``none``; with
-            ``-fused`` or ``-capturable`` for those implementations.
+        name: A class of ``torch.optim`` in lower case, a variant such as ``sgd-momentum``, or ``none``; with
+            ``-fused``, ``-foreach`` or ``-capturable`` for those implementations.
         params: The model's parameters.
-        foreach: Whether the multi-tensor implementation is allowed (CUDA's default).
+        foreach: Whether the multi-tensor implementation may be chosen; ``False`` forces the single-tensor one.
 
     Raises:
-        UsageError: Unknown name, or the class has no such implementation.
+        UsageError: Unknown name, or the class has no such implementation, or cannot take these parameters.
     """
-    if name == "none":
+    if name.lower() == "none":
         return None
-    base, options = name.lower(), dict(_SPECIAL.get(name.lower(), {}))
-    for suffix in ("fused", "capturable"):
-        if base.endswith(f"-{suffix}"):
-            base = base.removesuffix(f"-{suffix}")
-            options = {**_SPECIAL.get(base, {}), suffix: True}
-    classes = _classes()
-    cls = classes.get("sgd" if base == "sgd-momentum" else base)
-    if cls is None or base in _NEEDS_MORE:
-        near = difflib.get_close_matches(base, [*classes, *_SPECIAL])
-        known = ", ".join(near) if near else ", ".join(sorted(set(classes) - _NEEDS_MORE))
-        raise UsageError(f"--optimizer {name} is unknown", hint=f"did you mean {known}?")
+    base, options = _parsed(name)
+    cls = _classes().get(base)
+    if base in _UNUSABLE:
+        raise UsageError(f"--optimizer {name} cannot be run: {_UNUSABLE[base]}", hint="choose another one")
+    if cls is None:
+        raise UsageError(f"--optimizer {name} is unknown", hint=_hint(name))
     accepted = inspect.signature(cls).parameters
     wrong = [key for key in options if key not in accepted]
     if wrong:
-        raise UsageError(f"--optimizer {name}: torch.optim.{cls.__name__} has no {wrong[0]} implementation")
-    if "foreach" in accepted and "fused" not in options:
-        options["foreach"] = foreach
-    return cls(params, **options)
+        raise UsageError(f"--optimizer {name}: torch.optim.{cls.__name__} has no {wrong[0]} option")
+    if not foreach and "foreach" in accepted and not {"fused", "foreach"} & set(options):
+        options["foreach"] = False
+    try:
+        return cls(params, **options)
+    except ValueError as error:  # Muon takes matrices only
+        raise UsageError(f"--optimizer {name}: {error}", hint="choose another optimizer for this model") from error
+
+
+def _parsed(name: str) -> tuple[str, dict[str, Any]]:
+    """Class name and options."""
+    base, options = name.lower(), {}
+    for suffix in _SUFFIXES * len(_SUFFIXES):
+        if base.endswith(f"-{suffix}"):
+            base = base.removesuffix(f"-{suffix}")
+            options[suffix] = True
+    kind, preset = _NAMED.get(base, (base, {}))
+    return kind, {**preset, **options}
+
+
+def _hint(name: str) -> str:
+    names = optimizer_names()
+    near = difflib.get_close_matches(name.lower(), names)
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    return f"known are {', '.join(names)}, none; with -fused, -foreach or -capturable"

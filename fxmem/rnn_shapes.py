@@ -1,5 +1,6 @@
 """Results of the CUDA operators behind recurrent layers, which no other device has: shapes, and who shares memory."""
 
+# ruff: noqa: ARG001, PLR0913, PLR0917 - the signatures are the operators' own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -65,7 +65,7 @@ def _to_device(model: nn.Module, recorder: Recorder) -> None:
                     recorder.ledger.adopt(tensor, role, f"{path}.{name}" if path else name, path)
         if isinstance(module, nn.RNNBase):  # as its _apply does
             recorder.module_stack.append(path)
-            module.flatten_parameters()
+            module._init_flat_weights()
             recorder.module_stack.pop()
 
     visit(model, "")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fxmem.rnn_shapes import RNN_SHAPES
+from fxmem.shapes_attention import ATTENTION_SHAPES
 from fxmem.shapes_loss import LOSS_SHAPES
 from fxmem.shapes_norm import NORM_SHAPES
 
@@ -41,6 +42,8 @@ def _grouped_mm(
     return torch.empty_strided(shape, stride, dtype=dtype)
 
 
-CUDA_SHAPES: dict[Any, Callable[..., Any]] = {aten.histc.default: _histc, **LOSS_SHAPES, **NORM_SHAPES, **RNN_SHAPES}
+CUDA_SHAPES: dict[Any, Callable[..., Any]] = {
+    aten.histc.default: _histc, **ATTENTION_SHAPES, **LOSS_SHAPES, **NORM_SHAPES, **RNN_SHAPES,
+}  # fmt: skip
 if hasattr(aten, "_grouped_mm"):
     CUDA_SHAPES[aten._grouped_mm.default] = _grouped_mm

@@ -37,9 +37,17 @@ def _soft_margin(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> t
     return _reduced(torch.mul(target, x), reduction)
 
 
+def _backward(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ARG001
+    """``mse_loss_backward`` and its like in Loss.cpp: ``zeros_like(input)``, also where the target's type is wider."""
+    return torch.empty_like(x)
+
+
 LOSS_SHAPES: dict[Any, Callable[..., torch.Tensor]] = {
     aten.mse_loss.default: _binary,
     aten.smooth_l1_loss.default: _binary,
+    aten.mse_loss_backward.default: _backward,
+    aten.smooth_l1_loss_backward.default: _backward,
+    aten.huber_loss_backward.default: _backward,
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.soft_margin_loss.default: _soft_margin,
 }

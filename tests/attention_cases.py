@@ -27,13 +27,15 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape(), Shape(length=1), Shape(sources=1), Shape(length=1, sources=1), Shape(sources=77), Shape(length=128, sources=128),
+    Shape(), Shape(length=1), Shape(sources=1), Shape(length=1, sources=1), Shape(sources=77),
+    Shape(length=128, sources=128),
     Shape(dim=36, value_dim=36), Shape(dim=30, value_dim=30), Shape(dim=4, value_dim=4), Shape(dim=1, value_dim=1),
     Shape(dim=80, value_dim=80), Shape(dim=128, value_dim=128), Shape(dim=192, value_dim=192),
     Shape(dim=200, value_dim=200), Shape(dim=224, value_dim=224), Shape(dim=232, value_dim=232),
     Shape(dim=256, value_dim=256), Shape(dim=264, value_dim=264), Shape(dim=192, value_dim=128),
     Shape(dim=64, value_dim=128), Shape(dim=64, value_dim=36), Shape(keys=2, values=2), Shape(keys=1, values=1),
-    Shape(keys=2, values=4), Shape(keys=3, values=3), Shape(length=0), Shape(batch=70000, heads=1, keys=1, values=1, length=2),
+    Shape(keys=2, values=4), Shape(keys=3, values=3), Shape(length=0),
+    Shape(batch=70000, heads=1, keys=1, values=1, length=2),
 )  # fmt: skip
 LAYOUTS = ("bhsd", "bshd", "packed", "strided", "offset", "3d")
 MASKS = ("", "bool", "float", "bias", "3d", "row", "column")

@@ -22,7 +22,7 @@ from fxmem.record import Recorder
 def personality(recorder: Recorder, device: Device) -> Iterator[None]:
     """Run what is inside as on ``device``."""
     with (
-        cuda_operators(device, recorder.on_device) as autocast,
+        cuda_operators(device, recorder.on_device, recorder.notes) as autocast,
         cuda_rnn(recorder, device, autocast),
         gpu_places(recorder, device),
     ):

@@ -140,9 +140,7 @@ def _flash(a: Attention) -> bool:
     dim = a.query.shape[-1]
     if not (dim == a.key.shape[-1] == a.value.shape[-1] and dim <= 256) or not 80 <= a.sm <= 121:
         return False
-    if a.trains and (86 <= a.sm <= 89 or a.sm in (120, 121)) and not (
-        dim <= 192 or (a.dropout == 0 and dim > 224)
-    ):
+    if a.trains and (86 <= a.sm <= 89 or a.sm in (120, 121)) and not (dim <= 192 or (a.dropout == 0 and dim > 224)):
         return False
     if a.causal and a.query.shape[-2] != a.key.shape[-2]:
         return False
@@ -211,14 +209,14 @@ def attention(sm: int) -> Callable[..., torch.Tensor]:
             query=query, key=key, value=value, mask=attn_mask, dropout=dropout_p, causal=is_causal,
             gqa=enable_gqa, sm=sm,
         )  # fmt: skip
-        a = _batched(given)
+        a = batched(given)
         out = _RUN[choose(a)](a, scale)
         return out if a is given else out.squeeze(0)
 
     return call
 
 
-def _batched(a: Attention) -> Attention:
+def batched(a: Attention) -> Attention:
     """``normalize_unbatched_input``: inputs without a batch get one of size 1."""
     if not a.query.dim() == a.key.dim() == a.value.dim() == 3:
         return a

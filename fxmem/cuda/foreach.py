@@ -26,14 +26,13 @@ def foreach_functions() -> list[tuple[Any, str, Any]]:
     return [*patches, (core, "_group_tensors_by_device_and_dtype", _grouped)]
 
 
-def _grouped(lists: Sequence[Sequence[torch.Tensor | None]], with_indices: bool = False) -> dict[Key, Any]:
+def _grouped(lists: Sequence[Sequence[Any]], with_indices: bool = False) -> dict[Key, Any]:
     """``_group_tensors_by_first_tensors_device_and_dtype`` of aten/src/ATen/native/ForeachUtils.h.
 
     torch's own sees CPU tensors; this one asks for the device as user code does.
     """
     groups: dict[Key, tuple[Lists, list[int]]] = {}
     for i, first in enumerate(lists[0]):
-        assert first is not None
         key = (first.device, first.dtype)
         if key not in groups:
             groups[key] = ([[] for _ in lists], [])
@@ -63,9 +62,9 @@ def _hash(key: Key) -> int:
     """``ParamsHash`` (aten/src/ATen/native/utils/ParamsHash.h), FNV over device type, device index and dtype."""
     device, dtype = key
     kind = {"cpu": 0, "cuda": 1}.get(device.type, 0)
-    index = device.index if device.index is not None else -1
+    index: int | None = device.index
     value = 0x811C9DC5
-    for byte in (kind, index & 0xFF, _SCALAR_TYPES.get(dtype, 0)):
+    for byte in (kind, 0xFF if index is None else index, _SCALAR_TYPES.get(dtype, 0)):
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
     return value
 

@@ -28,13 +28,18 @@ def native_attention(sm: int) -> Callable[..., tuple[Tensor, Tensor | None]]:
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, *rest: Any
     ) -> tuple[Tensor, Tensor | None]:
         weights = rest[:4]
-        mask, need_weights, average, kind = [*rest[4:], *(None, True, True, None)[len(rest) - 4 :]]
+        mask, need_weights, average, kind = _filled(rest[4:], (None, True, True, None))
         same = query is key is value
         if same and not need_weights and mask is None and _fused(query, num_head, sm):
             return _projected_attention(query, num_head, weights), None
         return _attention(query, key, value, num_head, weights, (mask, kind, need_weights, average))
 
     return call
+
+
+def _filled(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
+    """Arguments with the defaults of those that the dispatcher left out."""
+    return [*given, *defaults[len(given) :]]
 
 
 def _fused(x: Tensor, heads: int, sm: int) -> bool:
@@ -47,9 +52,7 @@ def _fused(x: Tensor, heads: int, sm: int) -> bool:
 def _projected_attention(x: Tensor, heads: int, weights: Sequence[Tensor]) -> Tensor:
     batch, _, width = x.shape
     projected = aten.linear(x, weights[0], weights[1])
-    q, k, v = (
-        c.view(batch, -1, heads, width // heads).transpose(1, 2) for c in aten.chunk.default(projected, 3, -1)
-    )
+    q, k, v = (c.view(batch, -1, heads, width // heads).transpose(1, 2) for c in aten.chunk.default(projected, 3, -1))
     attended = aten.scaled_dot_product_attention(q, k, v, None, 0.0, False)
     past: Tensor = attended.transpose(1, 2).reshape(batch, -1, width)
     out: Tensor = aten.linear(past, weights[2], weights[3])
@@ -105,9 +108,7 @@ def _joined(parts: Iterable[Tensor]) -> Tensor:
 def _rescaled(projected: Tensor, bias: Tensor, heads: int) -> Tensor:
     """``transform_bias_rescale_qkv_cuda``: queries, keys and values in one new tensor."""
     batch, length, width = projected.shape
-    packed: Tensor = aten.new_empty(
-        projected, [3, batch, heads, length, width // 3 // heads], dtype=bias.dtype
-    )
+    packed: Tensor = aten.new_empty(projected, [3, batch, heads, length, width // 3 // heads], dtype=bias.dtype)
     return packed
 
 
@@ -133,7 +134,7 @@ def _output(context: Tensor, weights: Sequence[Tensor]) -> Tensor:
 def encoder_layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
     """``_transformer_encoder_layer_fwd``."""
     weights, (gelu, norm_first, eps), norms, forward = rest[:4], rest[4:7], rest[7:11], rest[11:15]
-    mask, kind = [*rest[15:], *(None, None)[len(rest) - 15 :]]
+    mask, kind = _filled(rest[15:], (None, None))
 
     def norm(x: Tensor, number: int) -> Tensor:
         weight, bias = norms[2 * number : 2 * number + 2]
@@ -158,13 +159,22 @@ def _feed_forward(x: Tensor, weights: Sequence[Tensor], gelu: bool) -> Tensor:
     w1, b1, w2, b2 = weights
     hidden = aten._addmm_activation(b1, x.view(-1, x.shape[2]), w1.t(), use_gelu=gelu)
     hidden = aten.addmm(b2, hidden, w2.t())
-    return hidden.view(x.shape[0], x.shape[1], -1)
+    out: Tensor = hidden.view(x.shape[0], x.shape[1], -1)
+    return out
 
 
-def left_aligned(src: Tensor, mask: Tensor) -> bool:
-    """``_nested_tensor_from_mask_left_aligned``: padding stays in the tensors, which is never too little."""
-    del src, mask
-    return False
+def left_aligned(notes: dict[str, None]) -> Callable[[Tensor, Tensor], bool]:
+    """``_nested_tensor_from_mask_left_aligned``: answered with no, so that the padding stays and is counted.
+
+    Args:
+        notes: Where the assumption is noted, as a key.
+    """
+
+    def call(_src: Tensor, _mask: Tensor) -> bool:
+        notes["nn.TransformerEncoder: CUDA drops padding at the end of rows (nested tensors); it is counted"] = None
+        return False
+
+    return call
 
 
 def has_torch_function(arguments: Iterable[Any]) -> bool:

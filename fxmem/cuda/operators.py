@@ -44,8 +44,10 @@ def _softmax(kernel: Any) -> Callable[..., torch.Tensor]:
 
 
 @contextlib.contextmanager
-def cuda_operators(device: Device, on_device: Callable[[torch.Tensor], bool]) -> Iterator[Autocast]:
-    """Install the overrides for ``device`` while inside."""
+def cuda_operators(
+    device: Device, on_device: Callable[[torch.Tensor], bool], notes: dict[str, None]
+) -> Iterator[Autocast]:
+    """Install the overrides for ``device`` while inside; what they have to assume becomes a key of ``notes``."""
     sm = int(device.arch.removeprefix("sm_").rstrip("af"))
     library = torch.library.Library("aten", "IMPL")
     with contextlib.ExitStack() as stack:
@@ -58,7 +60,7 @@ def cuda_operators(device: Device, on_device: Callable[[torch.Tensor], bool]) ->
             library.impl("scaled_dot_product_attention", attention(sm), "AutogradCPU")
             library.impl("_native_multi_head_attention", native_attention(sm), "AutogradCPU")
             library.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")
-            library.impl("_nested_tensor_from_mask_left_aligned", left_aligned, "AutogradCPU")
+            library.impl("_nested_tensor_from_mask_left_aligned", left_aligned(notes), "AutogradCPU")
             register_normalization(library)
             stack.enter_context(replaced([(torch.overrides, "has_torch_function", has_torch_function)]))
             autocast = stack.enter_context(cuda_autocast(on_device, library))

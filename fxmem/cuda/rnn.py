@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fxmem.cuda.autocast import Autocast
+from fxmem.cuda.places import replaced
 from fxmem.device import Device
 from fxmem.kernels.rnn import GRU, LSTM, UNCONFIRMED, Rnn, dropout_state_bytes
 from fxmem.kernels.steps import Target
@@ -96,7 +97,7 @@ class CudnnRnn:
 
         def call(x: Tensor, *args: Any) -> Any:
             if not self._on_cudnn(x):
-                return op.decompose(x, *args)
+                return self._elsewhere(op, x, args)
             sizes, (hx, params, biases, layers, dropout, train, both, *first) = self._sizes(args, packed)
             spec = _Layers(
                 hx=hx[0], cx=hx[1], params=params, biases=biases, mode=LSTM, layers=layers, dropout=dropout,
@@ -112,7 +113,7 @@ class CudnnRnn:
 
         def call(x: Tensor, *args: Any) -> Any:
             if not self._on_cudnn(x):
-                return op.decompose(x, *args)
+                return self._elsewhere(op, x, args)
             sizes, (hx, params, biases, layers, dropout, train, both, *first) = self._sizes(args, packed)
             spec = _Layers(
                 hx=hx, cx=None, params=params, biases=biases, mode=mode, layers=layers, dropout=dropout,
@@ -121,6 +122,13 @@ class CudnnRnn:
             return self._run(x, spec, casts)[:2]
 
         return _without_autocast(call) if casts else call
+
+    def _elsewhere(self, op: Any, x: Tensor, args: tuple[Any, ...]) -> Any:
+        """Host tensors, and what cuDNN does not take (bfloat16 before sm_80, ``torch.backends.cudnn.enabled``)."""
+        if self.recorder.on_device(x):
+            name = op.overloadpacket.__name__
+            self.recorder.notes[f"{name} without cuDNN: its steps are counted as the CPU takes them"] = None
+        return op.decompose(x, *args)
 
     @staticmethod
     def _sizes(args: tuple[Any, ...], packed: bool) -> tuple[list[int], tuple[Any, ...]]:
@@ -258,7 +266,7 @@ class _Pack(torch.autograd.Function):
     """``_pack_padded_sequence`` (aten/src/ATen/native/PackedSequence.cpp), whose lengths are known on the host."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, lengths: list[int], batch_sizes: Tensor, batch_first: bool
     ) -> Tensor:
         ctx.shape, ctx.batch_sizes, ctx.batch_first = tuple(x.shape), batch_sizes, batch_first
@@ -273,7 +281,7 @@ class _Pack(torch.autograd.Function):
         return torch.cat(blocks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         made = aten._pack_padded_sequence_backward(grad, ctx.shape, ctx.batch_sizes, ctx.batch_first)
         return made, None, None, None
 
@@ -339,20 +347,18 @@ def cuda_rnn(recorder: Recorder, device: Device, autocast: Autocast) -> Iterator
     target = Target(sm=int(device.arch.removeprefix("sm_").rstrip("af")), sm_count=device.sm_count or 1)
     cudnn = CudnnRnn(recorder, target, autocast)
     library = torch.library.Library("aten", "IMPL")
-    original = nn.RNNBase.flatten_parameters
+    patch = [(nn.RNNBase, "flatten_parameters", lambda module: cudnn.flatten_parameters(module))]  # noqa: PLW0108 - a method of its own
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "overriding a previously registered kernel": meant
             for key, table in (
                 ("AutogradCPU", cudnn.kernels(casts=False)), ("AutocastCPU", cudnn.kernels(casts=True)),
                 ("AutogradCPU", {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}),
-                ("AutogradCPU", _Packing(recorder).kernels()),
-                ("CPU", CPU_KERNELS),
+                ("AutogradCPU", _Packing(recorder).kernels()), ("CPU", CPU_KERNELS),
             ):  # fmt: skip
                 for name, kernel in table.items():
                     library.impl(name, kernel, key)
-        nn.RNNBase.flatten_parameters = lambda module: cudnn.flatten_parameters(module)  # type: ignore[method-assign]
-        yield
+        with replaced(patch):
+            yield
     finally:
-        nn.RNNBase.flatten_parameters = original  # type: ignore[method-assign]
         library._destroy()

@@ -38,7 +38,11 @@ def load(path: Path) -> dict[str, int]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(content, dict) or content.get("schema") != _SCHEMA or not isinstance(content.get("answers"), dict):
+    if (
+        not isinstance(content, dict)
+        or content.get("schema") != _SCHEMA
+        or not isinstance(content.get("answers"), dict)
+    ):
         return {}
     return {
         key: value

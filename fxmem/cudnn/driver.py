@@ -69,7 +69,8 @@ def shared_library(names: Sequence[str], machine: int) -> bytes:
     headers = b"".join(
         struct.pack("<IIQQQQQQ", kind, flags, at, at, at, size, size, align)
         for kind, flags, at, size, align in (
-            (1, 5, 0, first, _PAGE), (1, 6, _PAGE, second, _PAGE), (2, 6, _PAGE, len(dynamic), 8), (0x6474E551, 6, 0, 0, 16)
+            (1, 5, 0, first, _PAGE), (1, 6, _PAGE, second, _PAGE), (2, 6, _PAGE, len(dynamic), 8),
+            (0x6474E551, 6, 0, 0, 16),
         )  # LOAD code, LOAD data, DYNAMIC, GNU_STACK
     )  # fmt: skip
     start = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
@@ -86,10 +87,12 @@ def shared_library(names: Sequence[str], machine: int) -> bytes:
 _NAMES = (
     "cuInit", "cuDriverGetVersion", "cuGetProcAddress_v2", "cuGetExportTable", "cuGetErrorString", "cuGetErrorName",
     "cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease",
-    "cuDevicePrimaryCtxReset", "cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetDevice", "cuCtxGetLimit",
+    "cuDevicePrimaryCtxReset", "cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetDevice",
+    "cuCtxGetLimit",
     "cuLibraryLoadData", "cuLibraryLoadFromFile", "cuLibraryGetKernel", "cuLibraryUnload", "cuKernelGetAttribute",
     "cuKernelSetAttribute", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuModuleGetFunction",
-    "cuModuleGetGlobal_v2", "cuModuleUnload", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuLinkCreate", "cuLinkCreate_v2",
+    "cuModuleGetGlobal_v2", "cuModuleUnload", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuLinkCreate",
+    "cuLinkCreate_v2",
     "cuLinkAddData", "cuLinkAddData_v2", "cuLinkAddFile_v2", "cuLinkComplete", "cuLinkDestroy", "cuLaunchKernel",
     "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuMemcpyDtoH_v2", "cuStreamGetCtx", "cuStreamSynchronize",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxPotentialClusterSize", "cuTensorMapEncodeTiled",

@@ -7,7 +7,8 @@ needed; :mod:`fxmem.cudnn.driver` stands in for the driver that a few engines as
 
 The steps are those of ``run_single_conv`` in aten/src/ATen/native/cudnn/Conv_v8.cpp with
 ``cudnn.benchmark`` off (seen call by call at the interface with torch 2.14.1): the heuristic's
-configurations in order, and the first that ``filterEngineConfigs`` does not drop. Numbers are the enumerators of cudnn_graph_v9.h (cuDNN 9.24).
+configurations in order, and the first that ``filterEngineConfigs`` does not drop. Numbers are the
+enumerators of cudnn_graph_v9.h (cuDNN 9.24).
 
 Standard input: one JSON line ``{"library", "device", "questions"}``, a question being ``[direction,
 dtype, x, w, stride, padding, dilation, channels_last, tf32]``. Standard output: one JSON line
@@ -70,7 +71,7 @@ class _Session:
         self.finish(self.device)
         self.owned.clear()
 
-    def __enter__(self) -> _Session:
+    def __enter__(self) -> _Session:  # noqa: PYI034 - Self needs Python 3.11
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -103,9 +104,7 @@ class _Session:
         """Returns how many values there are."""
         got = ctypes.c_int64()
         at = None if values is None else ctypes.byref(values)
-        self.call(
-            "cudnnBackendGetAttribute", descriptor, name, kind, ctypes.c_int64(count), ctypes.byref(got), at
-        )
+        self.call("cudnnBackendGetAttribute", descriptor, name, kind, ctypes.c_int64(count), ctypes.byref(got), at)
         return got.value
 
     def finish(self, descriptor: ctypes.c_void_p, device_attribute: int | None = None) -> None:
@@ -155,13 +154,13 @@ def _graph(session: _Session, question: Sequence[Any]) -> ctypes.c_void_p:
     session.put_enum(convolution, 100, _DATA_TYPE, number if dtype == "float64" else _DTYPES["float32"])
     session.put_enum(convolution, 101, _MODE, 1)
     session.put_ints(convolution, 106, [len(stride)])
-    for name, values in ((105, padding), (104, padding), (102, dilation), (103, stride)):
-        session.put_ints(convolution, name, values)
+    for attribute, values in ((105, padding), (104, padding), (102, dilation), (103, stride)):
+        session.put_ints(convolution, attribute, values)
     session.finish(convolution)
     operation = session.create(kind)
     shapes = (("x", x), ("y", output_shape(question)), ("w", w))
-    for attribute, (name, shape) in zip(tensors, shapes, strict=True):
-        session.put(operation, attribute, _DESCRIPTOR, _tensor(session, name, shape, number, channels_last))
+    for attribute, (letter, shape) in zip(tensors, shapes, strict=True):
+        session.put(operation, attribute, _DESCRIPTOR, _tensor(session, letter, shape, number, channels_last))
     session.put(operation, conv_name, _DESCRIPTOR, convolution)
     session.put(operation, alpha, _FLOAT, ctypes.c_float(1.0))
     session.put(operation, beta, _FLOAT, ctypes.c_float(0.0))
@@ -212,7 +211,7 @@ def workspace(session: _Session, question: Sequence[Any]) -> int | None:
                     nbytes = ctypes.c_int64()
                     session.get(configuration, 303, _INT64, nbytes, 1)
                     return nbytes.value
-            except _Refused:
+            except _Refused:  # noqa: PERF203 - the next candidate counts
                 continue
     return None
 
@@ -231,7 +230,7 @@ def main() -> None:
     for question in asked["questions"]:
         try:
             _say(workspace(session, question))
-        except _Refused:
+        except _Refused:  # noqa: PERF203 - the next question counts
             _say(None)
     os._exit(0)  # without the libraries' own clean-up, which would call the stand-in driver
 
@@ -239,4 +238,3 @@ def main() -> None:
 def _say(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
-

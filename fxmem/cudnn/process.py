@@ -49,7 +49,10 @@ def find_library() -> Library | None:
     for entry in dict.fromkeys(sys.path):
         path = Path(entry, "nvidia", "cudnn", "lib", "libcudnn.so.9")
         if entry and path.is_file():
-            found = (re.fullmatch(r"nvidia_cudnn_cu\d+-([\d.]+)\.dist-info", p.name) for p in Path(entry).glob("nvidia_cudnn_cu*"))
+            found = (
+                re.fullmatch(r"nvidia_cudnn_cu\d+-([\d.]+)\.dist-info", p.name)
+                for p in Path(entry).glob("nvidia_cudnn_cu*")
+            )
             version = next((match[1] for match in found if match), "")
             return Library(path=str(path), version=_version(version))
     name = ctypes.util.find_library("cudnn") if sys.platform == "linux" else None
@@ -112,7 +115,8 @@ def _ask(library: str, device: str, questions: Sequence[Convolution], seconds: f
 
 def _environment(library: str) -> dict[str, str]:
     """The process's environment, in which cuDNN finds its neighbours (cuBLASLt, NVRTC) among NVIDIA's wheels."""
-    folders = sorted(str(path) for path in Path(library).parents[2].glob("*/lib")) if "nvidia" in library else []
+    wheels = [parent for parent in Path(library).parents if parent.name == "nvidia"]
+    folders = sorted(str(path) for parent in wheels[:1] for path in parent.glob("*/lib"))
     given = os.environ.get("LD_LIBRARY_PATH", "")
     return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join([*folders, *([given] if given else [])])}
 
@@ -123,7 +127,7 @@ def _read(output: str, asked: int, failure: str) -> Plans:
     for line in output.splitlines():
         try:
             lines.append(json.loads(line))
-        except ValueError:
+        except ValueError:  # noqa: PERF203 - what follows is lost
             break
     if not lines or not isinstance(lines[0], dict) or "version" not in lines[0]:
         error = lines[0].get("error") if lines and isinstance(lines[0], dict) else None

@@ -62,7 +62,9 @@ class Workspaces:
         if not self._answers:
             return ""
         count = Counter(answer.source for answer in self._answers.values())
-        version = "" if self.version is None else f" {self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
+        version = (
+            "" if self.version is None else f" {self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
+        )
         planned = count[Source.CUDNN] + count[Source.CACHE]
         texts = [
             f"{planned} planned by the installed cuDNN" if planned else "",
@@ -70,7 +72,9 @@ class Workspaces:
             f"{count[Source.RULE]} by a rule" if count[Source.RULE] else "",
         ]
         where = f"sm_{self.sm}" if self.sm == self._asked_for else f"sm_{self.sm} in place of sm_{self._asked_for}"
-        return f"workspaces of {len(self._answers)} convolutions (cuDNN{version}, {where}): " + ", ".join(filter(None, texts))
+        return f"workspaces of {len(self._answers)} convolutions (cuDNN{version}, {where}): " + ", ".join(
+            filter(None, texts)
+        )
 
     def _from_library(self, questions: Sequence[Convolution]) -> dict[Convolution, Answer]:
         """What the cache or the installed cuDNN knows; the latter's answers go into the cache."""

@@ -1,9 +1,10 @@
 """The shipped answers: convolutions of common models at common batches, and what to infer from them.
 
 ``fxmem/data/cudnn_workspaces.json.xz`` is written by ``calibration/cudnn_table.py`` alone. A question
-that is in it is answered to 512 bytes, the allocator's granularity. Any other is answered by rule: the three convolutions of the table that
-are most like it say which copies cuDNN takes (:mod:`fxmem.cudnn.sizes`), those copies are counted
-at the question's own sizes, and the middle of the three counts.
+that is in it is answered to 512 bytes, the allocator's granularity. Any other is answered by rule: the
+three convolutions of the table that are most like it say which copies cuDNN takes
+(:mod:`fxmem.cudnn.sizes`), those copies are counted at the question's own sizes, and the middle of
+the three counts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Shape = tuple[tuple[int, ...], ...]
 _Place = tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
     """The answers of one architecture."""
 
@@ -121,11 +122,13 @@ def encode(row: Sequence[Parts | None], same: Sequence[Parts | None] | None) -> 
     return "".join(copies), "".join(rests), listed
 
 
-def _decode(copies: str, rests: str, listed: Sequence[int], same: Sequence[Parts | None] | None) -> tuple[Parts | None, ...]:
+def _decode(
+    copies: str, rests: str, listed: Sequence[int], same: Sequence[Parts | None] | None
+) -> tuple[Parts | None, ...]:
     kinds, others = iter(rests), iter(listed)
     row: list[Parts | None] = []
     for i, digit in enumerate(copies):
-        if digit == "." or digit == "=":
+        if digit in (".", "="):
             row.append(same[i] if digit == "=" and same is not None else None)
             continue
         kind = DIGITS.index(next(kinds))
@@ -162,20 +165,15 @@ def _distance(one: _Place, other: _Place) -> float:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-_PLACES: dict[tuple[int, str], list[tuple[tuple[bool, bool, bool], _Place, Parts]]] = {}
-
-
-def _candidates(of: Table, row: str) -> list[tuple[tuple[bool, bool, bool], _Place, Parts]]:
-    """A row's answers with their places, made once a table."""
-    key = (id(of), row)
-    if key not in _PLACES:
-        places = []
-        entries = iter(of.answers.get(row, ()))
-        for x, w, stride, padding, dilation in of.convolutions:
-            for batch in of.batches:
-                entry = next(entries, None)
-                if entry is not None:
-                    q = Convolution(x=(batch, *x), w=w, stride=stride, padding=padding, dilation=dilation)
-                    places.append((_kind(q), _place(q), entry))
-        _PLACES[key] = places
-    return _PLACES[key]
+@functools.lru_cache(maxsize=128)
+def _candidates(of: Table, row: str) -> tuple[tuple[tuple[bool, bool, bool], _Place, Parts], ...]:
+    """A row's answers with their places."""
+    found = []
+    entries = iter(of.answers.get(row, ()))
+    for x, w, stride, padding, dilation in of.convolutions:
+        for batch in of.batches:
+            entry = next(entries, None)
+            if entry is not None:
+                q = Convolution(x=(batch, *x), w=w, stride=stride, padding=padding, dilation=dilation)
+                found.append((_kind(q), _place(q), entry))
+    return tuple(found)

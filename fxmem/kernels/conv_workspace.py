@@ -52,7 +52,9 @@ class _Call:
     def depthwise(self) -> bool:
         """``is_depthwise``."""
         channels = self.input.shape[1]
-        return not self.transposed and self.groups > 1 and self.groups == channels and self.weight.shape[0] % channels == 0
+        return (
+            not self.transposed and self.groups > 1 and self.groups == channels and self.weight.shape[0] % channels == 0
+        )
 
 
 def questions(op: Op, target: Target) -> tuple[Convolution, ...]:

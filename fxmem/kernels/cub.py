@@ -147,7 +147,9 @@ def _blocks_per_sm(target: Target) -> int:
 def select_flagged(count: int, target: Target) -> int:
     """``DispatchSelectIf`` of 64-bit positions by flags, with a 32-bit count."""
     tile = 128 * 5
-    if target.sm >= 90:
+    if target.sm >= 100:
+        tile = 320 * 11
+    elif target.sm >= 90:
         tile = 384 * 11
     elif target.sm == 80:
         tile = 384 * 6

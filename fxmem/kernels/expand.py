@@ -75,7 +75,7 @@ class _Expander:
 
     def _op(self, index: int, op: Op) -> None:
         rule = RULES.get(op.name)
-        steps = rule(op, self.target) if rule is not None else None
+        steps = rule(op, self.target) if rule is not None and _on_device(op) else None
         own = self.tape.events[op.start : op.stop]
         if steps is None:
             self.events.extend(own)
@@ -117,6 +117,11 @@ class _Expander:
         self.events.append(storage)
         if not step.keep:
             taken[step.key] = storage
+
+
+def _on_device(op: Op) -> bool:
+    """Whether a tensor of the call is on the device; host calls allocate nothing there."""
+    return any(t.storage >= 0 for t in (*op.inputs, *op.outputs))
 
 
 def _reversed(values: Iterable[int]) -> list[int]:

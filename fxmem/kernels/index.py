@@ -14,7 +14,7 @@ from fxmem.kernels.copies import copies, copy, dense
 from fxmem.kernels.reductions import _both_extrema as both_extrema
 from fxmem.kernels.reductions import reduce_steps
 from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, itemsize, nbytes, numel, tensor
-from fxmem.tape import Op, Ref, TensorMeta
+from fxmem.tape import Op, Phase, Ref, TensorMeta
 
 _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
@@ -91,11 +91,18 @@ def _index_put(op: Op, target: Target) -> list[Step] | None:
         return [*before, *steps, *_uniform(indices)]
     if before:
         x = dense(x)
-    return before + _put_sorted(x, indices, value, steps, target)
+    return before + _put_sorted(x, indices, value, steps, target, checked=not _unsafe(op))
+
+
+def _unsafe(op: Op) -> bool:
+    """Whether indices were checked before: in ``index_backward`` (FunctionsManual.cpp)."""
+    by_argument = bool(argument(op, 4, "unsafe", default=False))
+    return by_argument or op.name.startswith("_unsafe") or op.phase is Phase.BACKWARD
 
 
 def _put_sorted(
-    x: TensorMeta, indices: list[TensorMeta | None], value: TensorMeta, prepared: list[Step], target: Target
+    x: TensorMeta, indices: list[TensorMeta | None], value: TensorMeta, prepared: list[Step], target: Target,
+    *, checked: bool,
 ) -> list[Step]:
     """``index_put_with_sort_kernel`` (Indexing.cu)."""
     whole = [*indices, *[None] * (len(x.shape) - len(indices))]
@@ -106,7 +113,7 @@ def _put_sorted(
     steps = copy("self", x)
     if copies(x):
         x = dense(x)
-    steps += prepared + _linear_index([whole[at] for at in present], target)
+    steps += prepared + _linear_index([whole[at] for at in present], target, checked=checked)
     steps += [Drop(step.key) for step in prepared if isinstance(step, Take)]
     adjacent = present == list(range(present[0], present[-1] + 1))
     around = [n for at, n in enumerate(x.shape) if at not in present]
@@ -126,15 +133,18 @@ def _put_sorted(
     ]  # fmt: skip
 
 
-def _linear_index(indices: Sequence[TensorMeta | None], target: Target) -> list[Step]:
+def _linear_index(indices: Sequence[TensorMeta | None], target: Target, *, checked: bool) -> list[Step]:
     """``computeLinearIndex`` (Indexing.cu): each index is checked, wrapped, scaled and added."""
     steps: list[Step] = []
     for at, index in enumerate(indices):
         assert index is not None
         nbytes_ = numel(index) * 8
+        if checked:
+            steps += [
+                *extrema(index, target), Take("not small", 1), Drop("not small"), Take("not large", 1),
+                Drop("least"), Drop("most"), Drop("not large"),
+            ]  # fmt: skip
         steps += [
-            *extrema(index, target), Take("not small", 1), Drop("not small"), Take("not large", 1),
-            Drop("least"), Drop("most"), Drop("not large"),
             Take("wrapped", nbytes_), Take("linear" if at == 0 else "scaled", nbytes_), Drop("wrapped"),
         ]  # fmt: skip
         if at:
@@ -210,6 +220,39 @@ def _bincount(op: Op, target: Target) -> list[Step] | None:
     return None if x is None or not numel(x) else [*extrema(x, target), Out(0)]
 
 
+def _histc(op: Op, target: Target) -> list[Step] | None:
+    """``_histc_cuda`` (SummaryOps.cu): without a range, that of the values."""
+    x = tensor(op, 0)
+    if x is None or not numel(x) or argument(op, 2, "min", 0) != argument(op, 3, "max", 0):
+        return None
+    return [Out(0), *extrema(x, target)]
+
+
+def _searchsorted(op: Op, target: Target) -> list[Step] | None:
+    """``searchsorted_pre_check`` (BucketizationUtils.h): dense copies, of the values before the boundaries."""
+    return [Out(0), *copy("values", tensor(op, 1)), *copy("boundaries", tensor(op, 0))]
+
+
+def _multinomial(op: Op, target: Target) -> list[Step] | None:
+    """``multinomial`` (Distributions.cpp) without replacement: checks, then a race of exponential variates."""
+    x, count = tensor(op, 0), argument(op, 1, "num_samples")
+    if x is None or not numel(x) or not op.outputs or (argument(op, 2, "replacement", default=False) and count != 1):
+        return None
+    rows = numel(x) // x.shape[-1]
+    sums = dense(x._replace(shape=(*x.shape[:-1], 1)))
+    last = len(x.shape) - 1
+    steps = [
+        Out(0), *extrema(x, target), Take("finite", 1), Take("positive", 1), Take("valid", 1),
+        Drop("positive"), Drop("finite"), Take("sums", nbytes(sums)),
+        *reduce_steps(x, (sums,), (last,), summing, target, keepdim=True),
+        Take("zero", rows), Take("any", 1), Drop("sums"), Drop("zero"), Take("not any", 1), Drop("not any"),
+        Take("race", nbytes(x)),
+    ]  # fmt: skip
+    if count != 1:
+        steps.append(Take("best", op.outputs[0].shape[-1] * rows * itemsize(x.dtype)))
+    return steps
+
+
 def _isin(op: Op, target: Target) -> list[Step] | None:
     """``isin_default_kernel_gpu`` (TensorCompare.cpp): every pair compared, where the tests are few."""
     x, tests = tensor(op, 0), tensor(op, 1)
@@ -268,6 +311,9 @@ INDEX: dict[str, Rule] = {
     "unfold_backward.default": _unfold_backward,
     "roll.default": _roll,
     "bincount.default": _bincount,
+    "histc.default": _histc,
+    "searchsorted.Tensor": _searchsorted,
+    "multinomial.default": _multinomial,
     "isin.Tensor_Tensor": _isin,
     "repeat_interleave.Tensor": _repeat_interleave,
     "cumsum.default": _scan,

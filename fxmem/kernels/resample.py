@@ -72,8 +72,11 @@ def _adaptive_max_backward(op: Op, target: Target) -> list[Step]:
     return steps
 
 
-def _im2col(op: Op, target: Target) -> list[Step]:
-    """``im2col_cuda`` (Im2Col.cu): a result as large as the input is grown to its size."""
+def _columns(op: Op, target: Target) -> list[Step]:
+    """``im2col_cuda`` (Im2Col.cu), ``col2im_cuda`` (Col2Im.cu): a result like the input is resized.
+
+    Growing takes new memory; shrinking keeps the old.
+    """
     x = tensor(op, 0)
     if x is None or not op.outputs:
         return [Out(0)]
@@ -114,6 +117,6 @@ RESAMPLE: dict[str, Rule] = {
     "reflection_pad2d_backward.default": _dense(0),
     "reflection_pad1d.default": _dense(0),
     "reflection_pad1d_backward.default": _dense(0),
-    "im2col.default": _im2col,
-    "col2im.default": _dense(0),
+    "im2col.default": _columns,
+    "col2im.default": _columns,
 }

@@ -194,7 +194,7 @@ def _dense(key: str, meta: TensorMeta | None) -> list[Step]:
 
 
 def _weight_gradients(op: Op, call: _Call, first: int) -> list[Step]:
-    """``_cudnn_rnn_backward_weight``: views of one buffer, or copies where cuDNN has more parameters than the module."""
+    """``_cudnn_rnn_backward_weight``: views of one buffer, or copies where cuDNN has more parameters."""
     gradients = [Out(i) for i in range(first, len(op.outputs))]
     shared = len({op.outputs[g.position].storage for g in gradients}) == 1
     buffer: list[Step] = [gradients[0]] if shared else [Take("dw", call.rnn.elements * itemsize(call.input.dtype))]

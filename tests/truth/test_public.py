@@ -36,7 +36,6 @@ def test_peaks_equal_the_allocators(case):
         assert e.peak.reserved_bytes == pytest.approx(reserved, rel=most["reserved"])
     else:
         assert (e.peak.allocated_bytes, e.peak.reserved_bytes) == (allocated, reserved)
-    assert sum(s.allocated_bytes == e.peak.allocated_bytes for s in e.steps) >= 1 or e.peak.allocated_bytes > 0
 
 
 def test_nearly_all_cases_are_exact():

@@ -8,10 +8,11 @@ import pytest
 from tapes import TapeBuilder, mlp
 
 from fxmem.allocator import AllocatorConfig, replay, shortage
-from fxmem.batch import MAX_BATCH, Limits, Tapes, largest
+from fxmem.batch import Limits, largest
 from fxmem.errors import UsageError
 from fxmem.kernels import Target, expand
 from fxmem.law import fit, with_kernels
+from fxmem.program import MAX_BATCH, Tapes
 from fxmem.steady import extend
 from fxmem.tape import Phase, Role, Tape
 

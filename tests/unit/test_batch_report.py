@@ -9,12 +9,13 @@ from reports import batch_report
 from tapes import mlp
 
 from fxmem.allocator_config import AllocatorConfig
-from fxmem.batch import Limits, Tapes, largest
+from fxmem.batch import Limits, largest
 from fxmem.batch_report import DeviceBatch, report_batches
 from fxmem.device import find_device
 from fxmem.estimate import Question
 from fxmem.kernels import Target
 from fxmem.law import fit
+from fxmem.program import Tapes
 from fxmem.report import FORMATS, render_batch
 from fxmem.report.batch import answer_rows, sections
 from fxmem.workload import Mode, Workload

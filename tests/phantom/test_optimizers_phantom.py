@@ -1,0 +1,47 @@
+"""Optimizers, clipping, scaling and recurrent layers beside PyTorch's own on the phantom device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROBE = ROOT / "calibration" / "kernel_probe.py"
+PHANTOM = ROOT / "calibration" / "phantom" / "phantom_run"
+pytestmark = [pytest.mark.phantom, pytest.mark.slow]
+
+PROGRAMS = {
+    "optimizers": "optx_adam,optx_nadam,optx_radam,optx_adadelta,optx_adagrad,optx_sgd,optx_rprop,optx_rms,optx_muon,optx_m",
+    "loops": "loop_,clipx_",
+    "recurrent": "rx_lstm,rx_gru,rx_rnn,rx_packed,rx_loop,rx_tagger",
+}
+DEVICES = {"80": "a100-80gb", "90": "h200"}
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """A python with a CUDA build of torch: ``PHANTOM_PYTHON``, else this one."""
+    found = os.environ.get("PHANTOM_PYTHON", sys.executable)
+    if not list(Path(found).parents[1].glob("lib/python3*/site-packages/torch/lib/libtorch_cuda.so")):
+        pytest.skip(f"no CUDA build of torch in {found}: set PHANTOM_PYTHON to a python that has one")
+    return found
+
+
+@pytest.mark.parametrize("sm", DEVICES)
+@pytest.mark.parametrize("programs", PROGRAMS)
+def test_events_agree(programs, sm, python, tmp_path):
+    measured = tmp_path / "measured.json"
+    environment = os.environ | {"PHANTOM_PYTHON": python, "PHANTOM_SM": sm, "PHANTOM_CUDNN": "stub"}
+    with measured.open("w") as out:
+        command = [PHANTOM, PROBE, "--measure", "--only", PROGRAMS[programs]]
+        subprocess.run(command, env=environment, stdout=out, stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [python, PROBE, "--compare", measured, "--only", PROGRAMS[programs], "--device", DEVICES[sm]],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    verdict = done.stdout.splitlines()[-1]
+    assert " agree, 0 do not" in verdict, verdict
