@@ -21,12 +21,12 @@ from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
 from fxmem.kernels import Target, expand
 from fxmem.law import BatchLaw, fit, with_kernels
-from fxmem.program import Tapes
+from fxmem.program import Program, Tapes, VariedTapes
 from fxmem.source import Source, load
 from fxmem.tape import Tape
 from fxmem.trace import Trace
 from fxmem.trace import trace as record
-from fxmem.workload import Workload
+from fxmem.workload import Vary, Workload
 
 __all__ = ["estimate", "max_batch", "trace"]
 
@@ -42,6 +42,7 @@ class _Run:
     def __init__(self, target: AnyTarget, workload: Workload, device: Device, **given: Any) -> None:
         self.workload = workload
         self.device = device
+        self.given = given
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.source: Source = load(target, workload, self.fake_mode, **given)
 
@@ -50,13 +51,14 @@ class _Run:
 
     def tapes(self, law: BatchLaw) -> Tapes:
         """The tapes at all batches; those that the law does not cover are traced when they are asked for."""
-        return Tapes(law, self.workload.step_count, _target(self.device), self._all_steps)
+        return Tapes(law, self.workload.step_count, _target(self.device), self.all_steps)
 
     def recorded(self, batches: Sequence[int]) -> list[Tape]:
         """The steps that were run at each batch at which the model runs."""
         return [traced.recorded for batch in batches if (traced := self._attempt(batch)) is not None]
 
-    def _all_steps(self, batch: int) -> Tape | None:
+    def all_steps(self, batch: int) -> Tape | None:
+        """The whole run; ``None`` where the model does not run at this batch."""
         traced = self._attempt(batch)
         return None if traced is None else traced.tape
 
@@ -131,10 +133,11 @@ def max_batch(
     safety: float = 0.9,
     reserve_bytes: int = 0,
     processes: int = 1,
-    multiple_of: int = 1,
+    multiple_of: int | None = None,
+    vary: Vary | None = None,
     **options: Any,
 ) -> BatchReport:
-    """Find the largest batch that fits a device, or each of several.
+    """Find the largest batch that fits a device, or each of several; or the longest sequence or largest image.
 
     Args:
         target: As for :func:`estimate`.
@@ -146,7 +149,9 @@ def max_batch(
         safety: Share of the device's memory that may be used.
         reserve_bytes: Left to the system and to others besides.
         processes: Replicas on one device.
-        multiple_of: Look at multiples of this only.
+        multiple_of: Look at multiples of this only; ``None``: 32 for images, else 1.
+        vary: Look for the largest of these instead, at the workload's batch. Needs a target that makes its
+            inputs by the workload.
         **options: Fields of the workload.
 
     Raises:
@@ -160,19 +165,15 @@ def max_batch(
     config = AllocatorConfig.parse(alloc_conf or "")
     gpus = [_device(gpu) for gpu in ([device] if isinstance(device, Device | str) else device)]
     limits = [_limits(gpu, safety, reserve_bytes, processes) for gpu in gpus]
-    programs: dict[tuple[str, int], tuple[Tape, Tapes]] = {}
+    programs: dict[tuple[str, int], tuple[Program, Tape]] = {}
     found = []
     for gpu, limit in zip(gpus, limits, strict=True):
         if (gpu.arch, gpu.sm_count) not in programs:
             run = _Run(target, workload, gpu, inputs=inputs, loss=loss)
-            # Batch 1 is often a program of its own, so it is traced only if the answer may be so small.
-            first = next(iter(run.recorded([2])), None) or run.at(workload.batch).recorded
-            law = _law(run, first, (first.batch + 1, first.batch + _FAR))
-            programs[gpu.arch, gpu.sm_count] = first, run.tapes(law)
-        first, tapes = programs[gpu.arch, gpu.sm_count]
-        found.append(
-            DeviceBatch(device=gpu, answer=largest(tapes, config, limit, multiple_of), tape=first, law=tapes.law)
-        )
+            programs[gpu.arch, gpu.sm_count] = _along_batch(run) if vary is None else _along(vary, run, target)
+        program, first = programs[gpu.arch, gpu.sm_count]
+        answer = largest(program, config, limit, multiple_of or (1 if vary is None else vary.unit))
+        found.append(DeviceBatch(device=gpu, answer=answer, tape=first, law=getattr(program, "law", None)))
     question = Question(target=_name(target, run.source), workload=workload, device=gpus[0])
     return report_batches(question, found, time.perf_counter() - began)
 
@@ -239,6 +240,31 @@ def _plan(tape: Tape, config: AllocatorConfig, device: Device) -> Plan:
 
 def _name(target: AnyTarget, source: Source) -> str:
     return target if isinstance(target, str) else source.name
+
+
+def _along_batch(run: _Run) -> tuple[Program, Tape]:
+    """The program at any batch, and a tape of it."""
+    # Batch 1 is often a program of its own, so it is traced only if the answer may be so small.
+    first = next(iter(run.recorded([2])), None) or run.at(run.workload.batch).recorded
+    return run.tapes(_law(run, first, (first.batch + 1, first.batch + _FAR))), first
+
+
+def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
+    """The program at any length or size, each of which is traced; and the tape of the first."""
+    batch, seen = run.workload.batch, dict[int, Tape]()
+
+    def trace_at(value: int) -> Tape | None:
+        changed = _Run(target, replace(run.workload, **vary.options(value)), run.device, **run.given)
+        tape = changed.at(batch).tape if not seen else changed.all_steps(batch)
+        if tape is not None and any(tape.storages == other.storages for other in seen.values()):
+            raise UsageError(f"{vary.axis} changes nothing here", where="--vary", hint="the inputs do not follow it")
+        if tape is not None:
+            seen[value] = tape
+        return tape
+
+    program = VariedTapes(vary.axis, (vary.first, vary.last), _target(run.device), trace_at)
+    program.at(vary.first)
+    return program, seen[vary.first]
 
 
 def _law(run: _Run, tape: Tape, others: tuple[int, ...] = (1, 2, 3)) -> BatchLaw:

@@ -149,6 +149,8 @@ class _Search:
         self.predicted: int | None = None
         self.unknown: int | None = None
         """The batch at which the search ended because its tape is not known."""
+        self.failed: int | None = None
+        """The smallest batch at which the program does not run."""
 
     def run(self) -> None:
         turn = 0
@@ -157,7 +159,8 @@ class _Search:
             turn += 1
 
     def answer(self, limits: Limits) -> BatchAnswer:
-        fitting, failing = self.plans.get(self.low), self.plans.get(self.high)
+        fitting = self.plans.get(self.low)
+        failing = min((unit for unit, plan in self.plans.items() if plan.oom is not None), default=None)
         return BatchAnswer(
             batch=0 if fitting is None else self.low * self.unit,
             limits=limits,
@@ -175,8 +178,11 @@ class _Search:
     def _probe(self, unit: int) -> None:
         """Replay the whole tape at a batch."""
         tape = self.program.at(unit * self.unit)
-        if tape is None:
+        if tape is None and self.program.exhausted:
             self.unknown = unit * self.unit
+            return
+        if tape is None:
+            self.high = self.failed = unit
             return
         plan = self.plans[unit] = replay(tape, self.config, self.room)
         if plan.oom is None:
@@ -190,7 +196,9 @@ class _Search:
             return self.program.guess(self.room) // self.unit
         if self.predicted == self.low:
             return self.low + 1
-        last = next(reversed(self.plans))
+        last = next(reversed(self.plans), None)
+        if last is None:
+            return (self.low + self.high) // 2
         line = self.program.line(last * self.unit) if turn < _TURNS else None
         if line is None:
             return self._between(turn)
@@ -233,8 +241,8 @@ class _Search:
         assert tape is not None
         return replay(tape, self.config).peak_reserved_bytes
 
-    def _shortfall(self, plan: Plan) -> Shortfall:
-        batch, oom = self.high * self.unit, plan.oom
+    def _shortfall(self, unit: int) -> Shortfall:
+        batch, oom = unit * self.unit, self.plans[unit].oom
         tape = self.program.at(batch)
         assert oom is not None
         assert tape is not None
@@ -255,7 +263,8 @@ class _Search:
         if self.low == program.last // self.unit:
             yield f"the search ends at {axis} {program.last}: memory does not limit it"
         if self.unknown is not None:
-            why = "was not traced" if program.exhausted else "does not run"
-            yield f"{axis} {self.unknown} {why}; what lies above {max(self.low, 0) * self.unit} is not proved"
+            yield f"{axis} {self.unknown} was not traced; what lies above {max(self.low, 0) * self.unit} is not proved"
+        if self.failed is not None and self.failed == self.high:
+            yield f"the program does not run at {axis} {self.failed * self.unit}"
         if program.traced and program.why:
             yield f"{program.why}: traced at {axis} {', '.join(map(str, program.traced))}"

@@ -20,11 +20,14 @@ class DeviceBatch:
     answer: BatchAnswer
     tape: Tape
     """Of the smallest batch that was looked at: what the trace assumed and left out."""
-    law: BatchLaw
+    law: BatchLaw | None
+    """``None`` along another axis than the batch."""
 
     @property
     def scaling(self) -> Scaling:
         """The peak of the requested bytes as a function of the batch."""
+        if self.law is None:
+            return Scaling(exact=False, pieces=(), why=f"along {self.answer.axis}")
         return Scaling(exact=self.law.exact, pieces=self.law.pieces(), why=self.law.why)
 
     def to_dict(self) -> dict[str, object]:
@@ -33,7 +36,7 @@ class DeviceBatch:
         limits = answer.limits
         return {
             "name": device.name, "arch": device.arch, "capacity_bytes": device.capacity_bytes,
-            "context_bytes": device.context_bytes, "batch": answer.batch, "proved": answer.proved,
+            "context_bytes": device.context_bytes, "axis": answer.axis, "batch": answer.batch, "proved": answer.proved,
             "safety": limits.safety, "reserved_for_others_bytes": limits.reserve_bytes,
             "processes": limits.processes, "multiple_of": answer.multiple_of,
             "allocator_bytes": answer.allocator_bytes, "reserved_bytes": answer.reserved_bytes,
@@ -68,7 +71,12 @@ class BatchReport:
     @property
     def fits(self) -> bool:
         """Whether some device holds the workload's batch."""
-        return self.batch >= self.question.workload.batch
+        return self.batch >= self.wanted
+
+    @property
+    def wanted(self) -> int:
+        """The batch that a device must hold; along another axis any value will do."""
+        return _wanted(self.question, self.best)
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON object of ``fxmem batch --format json``."""
@@ -81,7 +89,9 @@ class BatchReport:
             "amp": workload.amp,
             "optimizer": workload.optimizer if workload.training else None,
             "torch": self.torch,
-            "wanted_batch": workload.batch,
+            "axis": self.best.answer.axis,
+            "at_batch": None if self.best.law is not None else workload.batch,
+            "wanted_batch": self.wanted,
             "batch": self.batch,
             "fits": self.fits,
             "devices": [entry.to_dict() for entry in self.devices],
@@ -99,7 +109,7 @@ def report_batches(question: Question, found: Sequence[DeviceBatch], seconds: fl
         found: At least one device's answer.
         seconds: Time that it took.
     """
-    wanted = question.workload.batch
+    wanted = _wanted(question, found[0])
     ordered = sorted(found, key=lambda entry: (entry.answer.batch < wanted, entry.device.capacity_bytes or 0))
     unmodelled, notes = list[str](), list[str]()
     for entry in ordered:
@@ -119,10 +129,13 @@ def report_batches(question: Question, found: Sequence[DeviceBatch], seconds: fl
     )
 
 
+def _wanted(question: Question, entry: DeviceBatch) -> int:
+    return question.workload.batch if entry.law is not None else 1
+
+
 def _slow(answer: BatchAnswer) -> list[str]:
     if not answer.releases:
         return []
     times = "once" if answer.releases == 1 else f"{answer.releases} times"
-    return [
-        f"batch {answer.batch} fits because the allocator gives its cached blocks back {times}: those steps are slower"
-    ]
+    why = f"the allocator gives its cached blocks back {times}"
+    return [f"{answer.axis} {answer.batch} fits because {why}: those steps are slower"]

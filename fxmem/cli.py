@@ -24,7 +24,7 @@ from tabulate import tabulate
 from fxmem import __version__
 from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
-from fxmem.options import device_from, devices_from, shared_options, workload_from
+from fxmem.options import device_from, devices_from, parse_vary, shared_options, workload_from
 from fxmem.report import render_batch, reporter
 from fxmem.report.sections import fits
 from fxmem.units import format_size
@@ -118,8 +118,10 @@ def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool,
 @shared_options
 @click.option("--processes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Replicas on one device, each with its own context.")  # fmt: skip
-@click.option("--multiple-of", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Look at multiples of this only.")  # fmt: skip
+@click.option("--multiple-of", type=click.IntRange(min=1), metavar="N",
+              help="Look at multiples of this only.  [default: 32 for images, else 1]")  # fmt: skip
+@click.option("--vary", type=parse_vary, metavar="AXIS=A..B",
+              help="Find the longest sequence or largest image instead: seq=128..32768, image=64..4096.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Exit with status 3 if no device holds --batch.")
 @click.pass_context
 def batch(ctx: click.Context, /, target: str, *, check: bool, **options: Any) -> None:
@@ -132,7 +134,7 @@ def batch(ctx: click.Context, /, target: str, *, check: bool, **options: Any) ->
     ctx.find_root().meta["debug"] = options["debug"]
     workload, gpus = workload_from(options), devices_from(options)
     _writable(options["output"])
-    given = {name: options[name] for name in ("processes", "multiple_of")}
+    given = {name: options[name] for name in ("processes", "multiple_of", "vary")}
     with _quiet(debug=options["debug"]):
         from fxmem import api
 

@@ -141,14 +141,37 @@ class Compute:
         if name in ("equal", "is_nonzero", "allclose"):
             self.notes[f"{where}: {name}() depends on values; taken as false"] = None
             return False
-        if name == "nonzero":
-            self.notes[f"{where}: nonzero() depends on values; taken as empty, what is selected is not counted"] = None
-            return self.fake_mode.from_tensor(torch.empty(0, args[0].dim(), dtype=torch.int64))
+        empty = self._selected_nothing(name, args)
+        if empty is not None:
+            self.notes[f"{where}: {name}() depends on values; taken as empty, what is selected is not counted"] = None
+            return empty
         raise DataDependentError(
             f"aten.{name}: the shape of its result depends on the values of its input",
             where=source or None,
             hint="give these values as a small real input (inputs(batch) in model.py), or replace the operator",
         )
+
+    def _selected_nothing(self, name: str, args: tuple[Any, ...]) -> Any:
+        """The result of a selection by value that finds nothing, ``None`` for other operators."""
+        x = args[0]
+        with self.fake_mode:
+            if name == "nonzero":
+                return torch.empty(0, x.dim(), dtype=torch.int64)
+            if name == "masked_select":
+                return torch.empty(0, dtype=x.dtype)
+            if name in ("_unique2", "unique_dim", "unique_consecutive"):
+                whole = torch.empty(x.shape, dtype=torch.int64)
+                return torch.empty(0, dtype=x.dtype), whole, torch.empty(0, dtype=torch.int64)
+            if name == "torchvision::nms":
+                return torch.empty(0, dtype=torch.int64)
+            if name == "index":
+                indices: list[Any] = []
+                for index in args[1]:
+                    by_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+                    none = torch.empty(0, dtype=torch.int64)
+                    indices += [none] * index.dim() if by_mask else [index]
+                return aten.index.Tensor(x, indices)
+        return None
 
 
 def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from fxmem.device import Device, find_device
 from fxmem.errors import UsageError
 from fxmem.report import FORMATS
 from fxmem.units import parse_size
-from fxmem.workload import AMP_DTYPES, FLOAT_DTYPES, ConvWorkspace, InputSpec, Mode, Workload
+from fxmem.workload import AMP_DTYPES, FLOAT_DTYPES, ConvWorkspace, InputSpec, Mode, Vary, Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -63,6 +64,18 @@ def parse_assignment(text: str) -> tuple[str, object]:
         return key.strip(), ast.literal_eval(value.strip())
     except (ValueError, SyntaxError):
         return key.strip(), _WORDS.get(value.strip().lower(), value)
+
+
+def parse_vary(text: str) -> Vary:
+    """Read ``--vary``.
+
+    >>> parse_vary("seq=128..32768")
+    Vary(axis='seq', first=128, last=32768)
+    """
+    match = re.fullmatch(r"(seq|image)=(\d+)\.\.(\d+)", text.strip())
+    if match is None or not 1 <= int(match[2]) <= int(match[3]):
+        raise UsageError(f"{text!r} is no range", where="--vary", hint="write seq=128..32768 or image=64..4096")
+    return Vary(match[1], int(match[2]), int(match[3]))
 
 
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fxmem.errors import UsageError
 
@@ -40,6 +40,24 @@ class InputSpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: str | None
     """``None``: the workload's dtype."""
+
+
+class Vary(NamedTuple):
+    """Another axis than the batch, and the values to look at."""
+
+    axis: str
+    """``seq`` or ``image``."""
+    first: int
+    last: int
+
+    @property
+    def unit(self) -> int:
+        """Images whose sides are no multiples of the model's strides often do not run."""
+        return 32 if self.axis == "image" else 1
+
+    def options(self, value: int) -> dict[str, Any]:
+        """The fields of a workload at a value."""
+        return {"image": value, "image_given": True} if self.axis == "image" else {"seq": value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

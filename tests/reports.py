@@ -117,7 +117,8 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
         "reserved_bytes": 9 * GIB + 8 * MIB, "at": report["peak_at"],
     }  # fmt: skip
     first = {
-        "name": "rtx-3060", "arch": "sm_86", "capacity_bytes": 12 * GIB, "context_bytes": None, "batch": 96,
+        "name": "rtx-3060", "arch": "sm_86", "capacity_bytes": 12 * GIB, "context_bytes": None, "axis": "batch",
+        "batch": 96,
         "proved": True, "safety": 0.9, "reserved_for_others_bytes": GIB, "processes": 1, "multiple_of": 1,
         "allocator_bytes": 9 * GIB + 900 * MIB, "reserved_bytes": 9 * GIB, "margin_bytes": 900 * MIB, "releases": 0,
         "traces": 0, "next": following, "scaling": report["scaling"],
@@ -125,7 +126,8 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
     second = {**first, "name": "t4", "arch": "sm_75", "batch": 0, "context_bytes": 0, "next": None, "proved": False}
     return {
         "schema": 1, "target": "examples/model.py", "mode": "training", "dtype": "float32", "amp": "float16",
-        "optimizer": "adamw", "torch": "2.14.1", "wanted_batch": 4, "batch": 96, "fits": True,
+        "optimizer": "adamw", "torch": "2.14.1", "axis": "batch", "at_batch": None, "wanted_batch": 4,
+        "batch": 96, "fits": True,
         "devices": [{**first, **changes}, second][:devices], "scaling": report["scaling"],
         "coverage": {"unmodelled": ["CUDA context and loaded kernels: no measured size for rtx-3060"], "notes": []},
         "seconds": 1.5,

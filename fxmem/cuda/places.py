@@ -55,6 +55,7 @@ class Places(TorchFunctionMode):
             torch.Tensor.to: self._to,
             torch.Tensor.cuda: self._cuda,
             torch.Tensor.cpu: self._cpu,
+            torch.Tensor.backward: self._backward,
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
             torch._C._nn._parse_to: _as_given,  # Module.to: the moves follow, tensor by tensor
@@ -134,6 +135,16 @@ class Places(TorchFunctionMode):
 
     def _cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._move(torch.Tensor.to, args[0], False, [CPU], {})
+
+    def _backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``Tensor.backward`` with this mode on: user code runs in there too (checkpoints, custom functions)."""
+        names = ("gradient", "retain_graph", "create_graph", "inputs")
+        given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+        with self:
+            torch.autograd.backward(
+                args[0], given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False),
+                inputs=given.get("inputs"),
+            )  # fmt: skip
 
     def _move(self, func: Any, tensor: torch.Tensor, cuda: bool | None, rest: list[Any], kwargs: dict[str, Any]) -> Any:
         if cuda is None or cuda == self.recorder.on_device(tensor):

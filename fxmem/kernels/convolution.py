@@ -79,7 +79,7 @@ class _Call:
         before += copy("x", x)
         if self._depthwise():
             return [*before, *self._depthwise_forward()]
-        return before + slow_forward(self.op, formatted(x), weight)
+        return before + slow_forward(self.op, formatted(x), weight, self.target)
 
     def _depthwise_forward(self) -> list[Step]:
         """``conv_depthwise2d_cuda_out`` (DepthwiseConv2d.cu), ``conv_depthwise3d_cuda`` (DepthwiseConv3d.cu)."""
@@ -108,7 +108,8 @@ class _Call:
         elif self._depthwise():
             steps = (_depthwise3d if len(weight.shape) == 5 else _depthwise2d)(self, x, weight, grad)
         else:
-            steps = slow_backward(self.op, x, weight, grad, self.wanted())
+            steps = slow_backward(self.op, (x, weight, grad), self._mask(), self._bias(grad), self.target)
+            return before + steps
         return before + steps + self._bias(grad)
 
     def wanted(self) -> tuple[bool, bool]:
@@ -188,15 +189,12 @@ def _depthwise2d(call: _Call, x: TensorMeta, weight: TensorMeta, grad: TensorMet
 
 
 def _depthwise3d(call: _Call, x: TensorMeta, weight: TensorMeta, grad: TensorMeta) -> list[Step]:
-    """``conv_depthwise3d_backward_cuda`` (DepthwiseConv3d.cu): results first, then copies."""
+    """``conv_depthwise3d_backward_cuda`` (DepthwiseConv3d.cu): results first, then copies; the gradient's is held."""
     data, filters = call.wanted()
     steps: list[Step] = [call.out(i) for i, asked in enumerate((data, filters)) if asked]
-    held = copy("grad", grad)
-    if data:
-        held += copy("weight", weight)
-    if filters:
-        held += copy("x", x)
-    return [*steps, *held, *drops(held)]
+    steps += copy("grad", grad)
+    taken = (copy("weight", weight) if data else []) + (copy("x", x) if filters else [])
+    return [*steps, *taken, *drops(taken)]
 
 
 CONVOLUTION: dict[str, Rule] = {

@@ -44,10 +44,8 @@ def _tile_state(tiles: int, itemsize: int, *, primitive: bool = True) -> int:
 
 def _scaled(threads: int, items: int, itemsize: int, *, by_memory: bool) -> int:
     """Tile of ``MemBoundScaling`` or ``RegBoundScaling`` (cub/util_arch.cuh)."""
-    if by_memory:
-        items = max(1, min(items * 4 // itemsize, items * 2))
-    else:
-        items = max(1, items * 4 // max(4, itemsize))
+    scaled = min(items * 4 // itemsize, items * 2) if by_memory else items * 4 // max(4, itemsize)
+    items = max(1, scaled)
     return items * min(threads, _div_up(_SHARED // (itemsize * items), 32) * 32)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fxmem.kernels.rules import RULES
-from fxmem.kernels.steps import Drop, Out, Size, Take, Target
+from fxmem.kernels.steps import Out, Size, Take, Target
 from fxmem.tape import Op, Role, Storage, Tape
 
 
@@ -95,7 +95,7 @@ class _Expander:
                     self.events.append(storage)
             elif isinstance(step, Take):
                 self._take(index, op, step, taken)
-            elif isinstance(step, Drop) and step.key in taken:
+            elif step.key in taken:
                 self.events.append(~taken.pop(step.key))
         self.events.extend(e for e in own if e not in placed)
         self.events.extend(~s for s in _reversed(taken.values()))

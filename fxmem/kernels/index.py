@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from fxmem.kernels import cub
 from fxmem.kernels.copies import copies, copy, dense
 from fxmem.kernels.reductions import _both_extrema as both_extrema
-from fxmem.kernels.reductions import reduce_steps
+from fxmem.kernels.reductions import _with_index as with_index
+from fxmem.kernels.reductions import reduce_steps, summing
+from fxmem.kernels.sorting import topk_steps
 from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, itemsize, nbytes, numel, tensor
 from fxmem.tape import Op, Phase, Ref, TensorMeta
-
-_INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 def _indices(op: Op) -> list[TensorMeta | None]:
@@ -86,12 +86,23 @@ def _index_put(op: Op, target: Target) -> list[Step] | None:
     if x is None or value is None:
         return None
     before: list[Step] = [] if op.name.startswith(("index_put_", "_index_put_impl_")) else [Out(0)]
+    accumulate = bool(argument(op, 3, "accumulate", default=False))
+    if not accumulate and _fills_mask(op, value):
+        return before
     steps, indices = _prepared(op, target)
-    if not argument(op, 3, "accumulate", default=False):
+    if not accumulate:
         return [*before, *steps, *_uniform(indices)]
     if before:
         x = dense(x)
     return before + _put_sorted(x, indices, value, steps, target, checked=not _unsafe(op))
+
+
+def _fills_mask(op: Op, value: TensorMeta) -> bool:
+    """``canDispatchToMaskedFill`` (TensorAdvancedIndexing.cpp): one mask, and one value from the host."""
+    indices = op.args[1]
+    assert isinstance(indices, tuple)
+    given = [op.inputs[i.at] for i in indices if isinstance(i, Ref)]
+    return value.storage < 0 and numel(value) == 1 and [i.dtype in ("bool", "uint8") for i in given] == [True]
 
 
 def _unsafe(op: Op) -> bool:
@@ -234,22 +245,34 @@ def _searchsorted(op: Op, target: Target) -> list[Step] | None:
 
 
 def _multinomial(op: Op, target: Target) -> list[Step] | None:
-    """``multinomial`` (Distributions.cpp) without replacement: checks, then a race of exponential variates."""
+    """``multinomial_out`` (Distributions.cpp): one draw, or draws without replacement, are a race of variates."""
     x, count = tensor(op, 0), argument(op, 1, "num_samples")
-    if x is None or not numel(x) or not op.outputs or (argument(op, 2, "replacement", default=False) and count != 1):
+    if x is None or not numel(x) or not op.outputs:
         return None
-    rows = numel(x) // x.shape[-1]
+    if argument(op, 2, "replacement", default=False) and count != 1:
+        return _multinomial_replaced(x)
+    rows, last = numel(x) // x.shape[-1], len(x.shape) - 1
     sums = dense(x._replace(shape=(*x.shape[:-1], 1)))
-    last = len(x.shape) - 1
     steps = [
         Out(0), *extrema(x, target), Take("finite", 1), Take("positive", 1), Take("valid", 1),
         Drop("positive"), Drop("finite"), Take("sums", nbytes(sums)),
-        *reduce_steps(x, (sums,), (last,), summing, target, keepdim=True),
-        Take("zero", rows), Take("any", 1), Drop("sums"), Drop("zero"), Take("not any", 1), Drop("not any"),
-        Take("race", nbytes(x)),
+        *reduce_steps(x, (sums,), (last,), summing, target, keepdim=True), Take("zero", rows),
     ]  # fmt: skip
-    if count != 1:
-        steps.append(Take("best", op.outputs[0].shape[-1] * rows * itemsize(x.dtype)))
+    if last:
+        steps += [Take("any", 1), Drop("sums"), Drop("zero")]
+    steps += [Drop("sums"), Take("not any", 1), Drop("not any"), Take("race", nbytes(x))]
+    race = dense(x)
+    if count == 1:
+        return steps + reduce_steps(race, op.outputs, (last,), with_index, target, keepdim=True)
+    return [*steps, Take("best", numel(op.outputs[0]) * itemsize(x.dtype)), *topk_steps(race, last, target)]
+
+
+def _multinomial_replaced(x: TensorMeta) -> list[Step]:
+    """``multinomial_with_replacement_kernel_impl`` (MultinomialKernel.cu): a distribution and its running sum."""
+    steps: list[Step] = [Out(0), Take("input", nbytes(x)), Take("normalized", nbytes(x)), Take("prefix", nbytes(x))]
+    if len(x.shape) == 1:
+        halves = x.dtype in ("float16", "bfloat16")
+        steps.append(Take("scan", cub.scan(numel(x), itemsize(x.dtype), primitive=not halves)))
     return steps
 
 

@@ -89,9 +89,14 @@ def _topk(op: Op, target: Target) -> list[Step] | None:
     x = tensor(op, 0)
     if x is None or not numel(x) or not x.shape:
         return None
-    length = x.shape[_dimension(op, 2)]
+    return [Out(0), Out(1), *topk_steps(x, _dimension(op, 2), target)]
+
+
+def topk_steps(x: TensorMeta, dim: int, target: Target) -> list[Step]:
+    """``launch_gather_topk_kernel`` (TensorTopK.cu): what top-k takes once its results exist."""
+    length = x.shape[dim]
     slices = numel(x) // length
-    steps: list[Step] = [Out(0), Out(1), *copy("input", x)]
+    steps = copy("input", x)
     if not _several_blocks(slices, length):
         return steps
     capacity = target.sm_count * (_SM_REGISTERS // _TOPK_REGISTERS) * _BLOCK_THREADS

@@ -12,7 +12,11 @@ from fxmem.units import format_size
 
 def headline(report: Mapping[str, Any]) -> tuple[str, ...]:
     """What is run, on what."""
-    what = [report["mode"], report["dtype"]]
+    what = [
+        report["mode"],
+        *([] if report.get("at_batch") is None else [f"batch {report['at_batch']}"]),
+        report["dtype"],
+    ]
     if report.get("amp"):
         what.append(f"amp {report['amp']}")
     if report.get("optimizer"):
@@ -25,11 +29,13 @@ def sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
     """The answer first, what binds it, then what is missing."""
     first, *others = report["devices"]
     parts = [_devices(report)] if others else []
-    parts.append(Section(f"Largest batch on {first['name']}" if others else "Largest batch", answer_rows(first)))
-    parts.append(Section("What the tensors ask for", law_rows(first), lines=law_lines(first)))
+    title = f"Largest {first['axis']}"
+    parts.append(Section(f"{title} on {first['name']}" if others else title, answer_rows(first)))
+    if first["axis"] == "batch":
+        parts.append(Section("What the tensors ask for", law_rows(first), lines=law_lines(first)))
     if first["next"] is not None:
         binding = {"peak_at": first["next"]["at"]}
-        parts.append(Section(f"Where batch {first['next']['batch']} runs out of memory", place_rows(binding)))
+        parts.append(Section(f"Where {first['axis']} {first['next']['batch']} runs out of memory", place_rows(binding)))
         if tensors := tensor_rows(binding):
             header = ("size", "role", "shape", "dtype", "name or module", "operator")
             parts.append(Section(f"The {len(tensors)} largest tensors then", tensors, header, (0,)))
@@ -40,21 +46,25 @@ def answer_rows(device: Mapping[str, Any]) -> tuple[Row, ...]:
     """The batch on one device with its margin, and the next batch's shortfall."""
     batch, following = device["batch"], device["next"]
     text = str(batch) if batch else "none"
-    rows = [("batch", text, _proof(device)), ("may use", size(device["allocator_bytes"]), _share(device))]
+    axis = device["axis"]
+    rows = [(axis, text, _proof(device)), ("may use", size(device["allocator_bytes"]), _share(device))]
     if batch:
-        rows.append(("reserved", size(device["reserved_bytes"]), f"the caching allocator's peak at batch {batch}"))
+        rows.append(("reserved", size(device["reserved_bytes"]), f"the caching allocator's peak at {axis} {batch}"))
         rows.append(("margin", size(device["margin_bytes"]), "of what it may use"))
     if following is not None:
         missing, request = format_size(following["missing_bytes"]), format_size(following["requested_bytes"])
         held = format_size(following["allocated_bytes"])
-        rows.append((f"batch {following['batch']}", f"-{missing}", f"for a request of {request} with {held} allocated"))
+        rows.append(
+            (f"{axis} {following['batch']}", f"-{missing}", f"for a request of {request} with {held} allocated")
+        )
     return tuple(rows)
 
 
 def _proof(device: Mapping[str, Any]) -> str:
+    axis = device["axis"]
     step = "" if device["multiple_of"] == 1 else f", a multiple of {device['multiple_of']}"
     if not device["batch"]:
-        return "not even the smallest batch fits" if device["proved"] else "no batch is known to fit"
+        return f"not even the smallest {axis} fits" if device["proved"] else f"no {axis} is known to fit"
     if not device["proved"]:
         return f"fits{step}; the next one is not known not to"
     return f"replayed: it fits{step}, the next one does not"
@@ -76,7 +86,7 @@ def _share(device: Mapping[str, Any]) -> str:
 
 def _devices(report: Mapping[str, Any]) -> Section:
     """One row a device, those that hold the wanted batch first, the smallest memory first."""
-    wanted = report["wanted_batch"]
+    wanted, axis = report["wanted_batch"], report["axis"]
     rows = []
     for device in report["devices"]:
         following = device["next"]
@@ -84,7 +94,7 @@ def _devices(report: Mapping[str, Any]) -> Section:
         batch = device["batch"]
         rows.append((device["name"], device["arch"], size(device["capacity_bytes"]), "yes" if batch >= wanted else "no",
                      str(batch), size(device["margin_bytes"] if batch else None), lacks))  # fmt: skip
-    header = ("device", "arch", "memory", f"holds batch {wanted}", "largest batch", "margin", "the next lacks")
+    header = ("device", "arch", "memory", f"holds {axis} {wanted}", f"largest {axis}", "margin", "the next lacks")
     return Section("Devices, the least memory that holds it first", tuple(rows), header, (2, 4, 5, 6))
 
 

@@ -170,7 +170,14 @@ def test_a_limit_of_traces():
 def test_a_program_that_does_not_run():
     answer = largest(tapes(uneven, batches=(2, 3), trace=lambda batch: None), CONFIG, limits(4000))
     assert not answer.proved
-    assert any("does not run" in note for note in answer.notes)
+    assert any("was not traced" in note for note in answer.notes)
+
+
+def test_a_program_that_does_not_run_beyond():
+    program = tapes(uneven, trace=lambda batch: extend(uneven(batch), 3) if batch <= 7 else None, limit=20)
+    answer = largest(program, CONFIG, limits(4000))
+    assert (answer.batch, answer.proved, answer.next) == (7, True, None)
+    assert any("does not run at batch 8" in note for note in answer.notes)
 
 
 def test_a_batch_below_the_law_is_traced():

@@ -1,0 +1,48 @@
+"""Convolutions, indexing, sorting and resampling beside PyTorch's own on the phantom device (calibration/probe_{conv,index,pointwise}.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROBE = ROOT / "calibration" / "kernel_probe.py"
+PHANTOM = ROOT / "calibration" / "phantom" / "phantom_run"
+pytestmark = [pytest.mark.phantom, pytest.mark.slow]
+
+PROGRAMS = "kc_fw_2d_,kc_bw_dw_,kc_bw_2dt_,k_embedding_bw,k_index_put_acc,k_sort,k_topk,k_cumsum,k_roll,kp_max_pool,kp_softmax_bw"
+"""Large enough that the recorder, which computes small tensors for real, runs them all on fake ones."""
+
+DEVICES = {"75": "t4", "80": "a100-80gb", "90": "h200", "120": "rtx-5090"}
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """A python with a CUDA build of torch: ``PHANTOM_PYTHON``, else this one."""
+    found = os.environ.get("PHANTOM_PYTHON", sys.executable)
+    spec = importlib.util.find_spec("torch")
+    here = [Path(spec.origin).parent / "lib"] if spec and spec.origin and found == sys.executable else []
+    libraries = here or list(Path(found).parents[1].glob("lib/python3*/site-packages/torch/lib"))
+    if not any((library / "libtorch_cuda.so").exists() for library in libraries):
+        pytest.skip(f"no CUDA build of torch in {found}: set PHANTOM_PYTHON to a python that has one")
+    return found
+
+
+@pytest.mark.parametrize("sm", DEVICES)
+def test_events_agree(sm, python, tmp_path):
+    measured = tmp_path / "measured.json"
+    environment = os.environ | {"PHANTOM_PYTHON": python, "PHANTOM_SM": sm, "PHANTOM_CUDNN": "stub"}
+    with measured.open("w") as out:
+        command = [PHANTOM, PROBE, "--measure", "--only", PROGRAMS]
+        subprocess.run(command, env=environment, stdout=out, stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [python, PROBE, "--compare", measured, "--only", PROGRAMS, "--device", DEVICES[sm]],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    verdict = done.stdout.splitlines()[-1]
+    assert " agree, 0 do not" in verdict, verdict
