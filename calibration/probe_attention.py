@@ -4,7 +4,7 @@ Imported by ``kernel_probe.py``; measure with ``PHANTOM_CUDNN=stub``.
 """
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from kernel_probe import program
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -50,7 +50,7 @@ for _n in ALL:
         layout=lambda t, s: t(*s[::-1]).t(), grad=lambda p: torch.empty(p.shape, dtype=p.dtype, device=p.device))
     opt(_n.lower() + "_gaps", lambda p, n=_n: getattr(O, n)(p, lr=0.01), ((1000, 13), (37, 13)),
         layout=lambda t, s: t(s[0], 2 * s[1])[:, : s[1]])
-    if _n not in ("Rprop",):
+    if _n != "Rprop":
         opt(_n.lower() + "_decay", lambda p, n=_n: getattr(O, n)(p, lr=0.01, weight_decay=0.1))
         opt(_n.lower() + "_decay_max", lambda p, n=_n: getattr(O, n)(p, lr=0.01, weight_decay=0.1, maximize=True))
         opt(_n.lower() + "_decay_single", lambda p, n=_n: getattr(O, n)(p, lr=0.01, weight_decay=0.1, foreach=False))

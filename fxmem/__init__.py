@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fxmem.estimate import Estimate
     from fxmem.preflight import preflight
     from fxmem.tape import Tape
-    from fxmem.workload import ConvWorkspace, InputSpec, Mode, Workload
+    from fxmem.workload import ConvWorkspace, InputSpec, Mode, Vary, Workload
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,7 @@ __all__ = [
     "MemoryBudget",
     "Mode",
     "Tape",
+    "Vary",
     "Workload",
     "all_devices",
     "estimate",
@@ -61,6 +62,7 @@ _HOME = {
     "ConvWorkspace": "fxmem.workload",
     "InputSpec": "fxmem.workload",
     "Mode": "fxmem.workload",
+    "Vary": "fxmem.workload",
     "Workload": "fxmem.workload",
 }
 

@@ -16,12 +16,13 @@ from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
 from fxmem.batch import Limits, largest, with_max_batch
 from fxmem.batch_report import BatchReport, DeviceBatch, report_batches
+from fxmem.curve import sample
 from fxmem.device import Device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
 from fxmem.kernels import Target, expand
 from fxmem.law import BatchLaw, fit, with_kernels
-from fxmem.program import Program, Tapes, VariedTapes
+from fxmem.program import MAX_TRACES, Program, Tapes, VariedTapes
 from fxmem.source import Source, load
 from fxmem.tape import Tape
 from fxmem.trace import Trace
@@ -49,9 +50,9 @@ class _Run:
     def at(self, batch: int) -> Trace:
         return record(self.source, self.workload, self.device, self.fake_mode, batch)
 
-    def tapes(self, law: BatchLaw) -> Tapes:
-        """The tapes at all batches; those that the law does not cover are traced when they are asked for."""
-        return Tapes(law, self.workload.step_count, _target(self.device), self.all_steps)
+    def tapes(self, law: BatchLaw, limit: int = MAX_TRACES) -> Tapes:
+        """The tapes at all batches; up to ``limit`` that the law does not cover are traced when they are asked for."""
+        return Tapes(law, self.workload.step_count, _target(self.device), self.all_steps, limit)
 
     def recorded(self, batches: Sequence[int]) -> list[Tape]:
         """The steps that were run at each batch at which the model runs."""
@@ -118,7 +119,8 @@ def estimate(
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     answer = assemble(question, expanded, _plan(expanded, config, gpu), found)
     if found is not None and gpu.capacity_bytes is not None:
-        answer = with_max_batch(answer, largest(run.tapes(found), config, _limits(gpu, safety, reserve_bytes)))
+        program = run.tapes(found, limit=1 if found.exact else 0)  # `max_batch` traces as often as it takes
+        answer = with_max_batch(answer, largest(program, config, _limits(gpu, safety, reserve_bytes)))
     return replace(answer, seconds=time.perf_counter() - began)
 
 
@@ -135,6 +137,7 @@ def max_batch(
     processes: int = 1,
     multiple_of: int | None = None,
     vary: Vary | None = None,
+    curve: bool = False,
     **options: Any,
 ) -> BatchReport:
     """Find the largest batch that fits a device, or each of several; or the longest sequence or largest image.
@@ -152,6 +155,7 @@ def max_batch(
         multiple_of: Look at multiples of this only; ``None``: 32 for images, else 1.
         vary: Look for the largest of these instead, at the workload's batch. Needs a target that makes its
             inputs by the workload.
+        curve: Whether to replay batches up to the answer too, for a plot (of the first device).
         **options: Fields of the workload.
 
     Raises:
@@ -166,14 +170,15 @@ def max_batch(
     gpus = [_device(gpu) for gpu in ([device] if isinstance(device, Device | str) else device)]
     limits = [_limits(gpu, safety, reserve_bytes, processes) for gpu in gpus]
     programs: dict[tuple[str, int], tuple[Program, Tape]] = {}
-    found = []
+    found: list[DeviceBatch] = []
     for gpu, limit in zip(gpus, limits, strict=True):
         if (gpu.arch, gpu.sm_count) not in programs:
             run = _Run(target, workload, gpu, inputs=inputs, loss=loss)
             programs[gpu.arch, gpu.sm_count] = _along_batch(run) if vary is None else _along(vary, run, target)
         program, first = programs[gpu.arch, gpu.sm_count]
         answer = largest(program, config, limit, multiple_of or (1 if vary is None else vary.unit))
-        found.append(DeviceBatch(device=gpu, answer=answer, tape=first, law=getattr(program, "law", None)))
+        drawn = sample(program, config, answer.batch, gpu.context_bytes) if curve and not found else ()
+        found.append(DeviceBatch(device=gpu, answer=answer, tape=first, law=getattr(program, "law", None), curve=drawn))
     question = Question(target=_name(target, run.source), workload=workload, device=gpus[0])
     return report_batches(question, found, time.perf_counter() - began)
 

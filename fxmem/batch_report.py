@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxmem.batch import BatchAnswer
+from fxmem.curve import Sample
 from fxmem.device import Device
 from fxmem.estimate import SCHEMA, Coverage, Question, Scaling, mapping
 from fxmem.law import BatchLaw
@@ -22,6 +23,8 @@ class DeviceBatch:
     """Of the smallest batch that was looked at: what the trace assumed and left out."""
     law: BatchLaw | None
     """``None`` along another axis than the batch."""
+    curve: tuple[Sample, ...] = ()
+    """Memory against batch, where it was asked for."""
 
     @property
     def scaling(self) -> Scaling:
@@ -43,6 +46,7 @@ class DeviceBatch:
             "margin_bytes": answer.margin_bytes, "releases": answer.releases, "traces": answer.traces,
             "next": None if answer.next is None else mapping(answer.next),
             "scaling": mapping(self.scaling),
+            "curve": [{"batch": sample.batch, "parts": dict(sample.parts)} for sample in self.curve],
         }  # fmt: skip
 
 

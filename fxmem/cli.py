@@ -26,6 +26,7 @@ from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
 from fxmem.options import device_from, devices_from, parse_vary, shared_options, workload_from
 from fxmem.report import render_batch, reporter
+from fxmem.report.plot import draw
 from fxmem.report.sections import fits
 from fxmem.units import format_size
 
@@ -122,9 +123,12 @@ def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool,
               help="Look at multiples of this only.  [default: 32 for images, else 1]")  # fmt: skip
 @click.option("--vary", type=parse_vary, metavar="AXIS=A..B",
               help="Find the longest sequence or largest image instead: seq=128..32768, image=64..4096.")  # fmt: skip
+@click.option("--curve", is_flag=True, help="Show memory against batch, in parts.")
+@click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.svg|png",
+              help="Draw that into a file (needs fxmem[plot]).")  # fmt: skip
 @click.option("--check", is_flag=True, help="Exit with status 3 if no device holds --batch.")
 @click.pass_context
-def batch(ctx: click.Context, /, target: str, *, check: bool, **options: Any) -> None:
+def batch(ctx: click.Context, /, target: str, *, plot: Path | None, check: bool, **options: Any) -> None:
     """Find the largest batch of TARGET that fits --device, and what binds it.
 
     The answer's whole run and that of the next batch are replayed, nothing is interpolated.
@@ -134,12 +138,19 @@ def batch(ctx: click.Context, /, target: str, *, check: bool, **options: Any) ->
     ctx.find_root().meta["debug"] = options["debug"]
     workload, gpus = workload_from(options), devices_from(options)
     _writable(options["output"])
+    _writable(plot, "--plot")
     given = {name: options[name] for name in ("processes", "multiple_of", "vary")}
+    curve = options["curve"] or plot is not None
     with _quiet(debug=options["debug"]):
         from fxmem import api
 
-        result = api.max_batch(target, workload=workload, device=gpus, **given, **_library_options(options))
-    _write(render_batch(result.to_dict(), options["format_name"]), options["output"])
+        result = api.max_batch(
+            target, workload=workload, device=gpus, curve=curve, **given, **_library_options(options)
+        )
+    report = result.to_dict()
+    _write(render_batch(report, options["format_name"]), options["output"])
+    if plot is not None:
+        draw(report, plot)
     if check and not result.fits:
         ctx.exit(Exit.DOES_NOT_FIT)
 
@@ -170,10 +181,10 @@ def _library_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"alloc_conf": environment, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _writable(output: Path | None) -> None:
+def _writable(output: Path | None, option: str = "--output") -> None:
     """Say so before the run, not after it."""
     if output is not None and not output.absolute().parent.is_dir():
-        raise UsageError(f"{output.parent} is not a folder", where="--output", hint="make it first")
+        raise UsageError(f"{output.parent} is not a folder", where=option, hint="make it first")
 
 
 def _write(text: str, output: Path | None) -> None:

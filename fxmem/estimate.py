@@ -253,7 +253,7 @@ def assemble(question: Question, tape: Tape, plan: Plan, law: BatchLaw | None = 
         device=DeviceLimits(name=device.name, arch=device.arch, capacity_bytes=device.capacity_bytes),
         peak=peaks,
         steps=plan.steps,
-        breakdown=_breakdown(tape, plan, moment, device.context_bytes),
+        breakdown=breakdown(tape, plan, device.context_bytes),
         activations=_activations(tape, law),
         scaling=scaling,
         peak_at=None if plan.peak_event is None else place(tape, plan.peak_event),
@@ -277,9 +277,10 @@ def _peaks(tape: Tape, plan: Plan, device: Device) -> PeakBytes:
     )
 
 
-def _breakdown(tape: Tape, plan: Plan, moment: int, context_bytes: int | None) -> Breakdown:
+def breakdown(tape: Tape, plan: Plan, context_bytes: int | None) -> Breakdown:
+    """Sum up what is live at the allocated peak by role, and what lies beside it."""
     parts = Counter[str]()
-    for index in live_at(tape, moment):
+    for index in live_at(tape, -1 if plan.peak_event is None else plan.peak_event):
         parts[tape.storages[index].role.value] += plan.block_bytes[index]
     cached = plan.peak_reserved_bytes - plan.peak_allocated_bytes
     return Breakdown(**parts, cached=cached, context=context_bytes)

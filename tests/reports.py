@@ -121,7 +121,7 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
         "batch": 96,
         "proved": True, "safety": 0.9, "reserved_for_others_bytes": GIB, "processes": 1, "multiple_of": 1,
         "allocator_bytes": 9 * GIB + 900 * MIB, "reserved_bytes": 9 * GIB, "margin_bytes": 900 * MIB, "releases": 0,
-        "traces": 0, "next": following, "scaling": report["scaling"],
+        "traces": 0, "next": following, "scaling": report["scaling"], "curve": [],
     }  # fmt: skip
     second = {**first, "name": "t4", "arch": "sm_75", "batch": 0, "context_bytes": 0, "next": None, "proved": False}
     return {
@@ -132,3 +132,12 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
         "coverage": {"unmodelled": ["CUDA context and loaded kernels: no measured size for rtx-3060"], "notes": []},
         "seconds": 1.5,
     }  # fmt: skip
+
+
+def curve() -> list[dict[str, Any]]:
+    """Memory against batch: fixed weights, activations that grow."""
+    fixed = {"parameters": GIB, "optimizer_state": 2 * GIB, "gradients": GIB, "other": 64 * MIB, "workspaces": 32 * MIB}
+    return [
+        {"batch": batch, "parts": {**fixed, "activations": batch * 50 * MIB, "cached": batch * 4 * MIB, "context": 0}}
+        for batch in (1, 32, 64, 96, 115)
+    ]

@@ -55,7 +55,6 @@ class Places(TorchFunctionMode):
             torch.Tensor.to: self._to,
             torch.Tensor.cuda: self._cuda,
             torch.Tensor.cpu: self._cpu,
-            torch.Tensor.backward: self._backward,
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
             torch._C._nn._parse_to: _as_given,  # Module.to: the moves follow, tensor by tensor
@@ -135,16 +134,6 @@ class Places(TorchFunctionMode):
 
     def _cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._move(torch.Tensor.to, args[0], False, [CPU], {})
-
-    def _backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``Tensor.backward`` with this mode on: user code runs in there too (checkpoints, custom functions)."""
-        names = ("gradient", "retain_graph", "create_graph", "inputs")
-        given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
-        with self:
-            torch.autograd.backward(
-                args[0], given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False),
-                inputs=given.get("inputs"),
-            )  # fmt: skip
 
     def _move(self, func: Any, tensor: torch.Tensor, cuda: bool | None, rest: list[Any], kwargs: dict[str, Any]) -> Any:
         if cuda is None or cuda == self.recorder.on_device(tensor):
@@ -240,12 +229,7 @@ def _module_functions(device: Device) -> list[tuple[Any, str, Any]]:
         "set_rng_state": nothing,
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "is_current_stream_capturing": lambda: False,
-        "current_stream": _Stream,
-        "default_stream": _Stream,
-        "Stream": _Stream,
-        "Event": _Stream,
-        "stream": _Stream,
-        "device": _Stream,
+        **dict.fromkeys(("current_stream", "default_stream", "Stream", "Event", "stream", "device"), _Stream),
         "memory_stats": lambda *_: {},
     }
     for name in ("init", "_lazy_init", "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats",
@@ -317,9 +301,26 @@ def replaced(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
                 setattr(owner, name, value)
 
 
+def _in_backward(places: Places) -> list[tuple[Any, str, Any]]:
+    """Keep the mode on in the engine: user code runs in there too (checkpoints, custom functions).
+
+    ``torch.autograd.backward`` is overridable, so that the mode is off while it runs; the engine
+    takes the state of its caller.
+    """
+    original: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with places:
+            return original(*args, **kwargs)
+
+    return [(torch.autograd, "_engine_run_backward", run)]
+
+
 @contextlib.contextmanager
 def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
     """Make code inside believe that device tensors are on ``device``."""
-    patches = _attributes(recorder) + _module_functions(device) + _autocast_functions() + foreach_functions()
-    with replaced(patches), Places(recorder):
+    places = Places(recorder)
+    patches = [*_attributes(recorder), *_module_functions(device), *_autocast_functions(), *foreach_functions()]
+    patches += _in_backward(places)
+    with replaced(patches), places:
         yield

@@ -3,7 +3,7 @@
 cuDNN's kernels want channels last, whole tiles of channels and, when they split the sum over
 pixels, room for partial results. So most workspaces are exactly ``a X + b W + c Y + rest`` with
 small whole numbers, where X, W and Y are the operands' dense sizes, and a rest of some bytes
-(alignment): 75 to 80 % of the answers for 920 convolutions on sm_80 and sm_90.
+(alignment): three quarters of the answers for 920 convolutions on sm_80 and four fifths on sm_90.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _FINE, _BLOCK = 4096, 512
 
 _CHANNELS, _PIXELS, _BATCH, _KERNEL, _STRIDE, _TILE, _GROUPS = 1.0, 0.5, 0.5, 2.0, 2.0, 1.0, 0.5
 """Distances between convolutions: a doubling of each, another stride, another divisibility of the channels.
-Chosen among six settings on 267 convolutions of 16 models that are not in the table (calibration/cudnn_table.py)."""
+Set by hand: five other settings moved the summed error on 267 held-out convolutions by less than five points."""
 
 Shape = tuple[tuple[int, ...], ...]
 _Place = tuple[float, ...]

@@ -45,8 +45,9 @@ def planned_for(sm: int) -> int:
 def description(sm: int, sm_count: int | None = None, memory: int | None = None) -> str:
     """CuDNN's JSON (``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION``) of a GPU.
 
-    Clock rates are the H200's throughout: of 240 questions on sm_90 and sm_80 none changed with the cache
-    size, the memory, the name or the number of multiprocessors, and six (by 256 KiB each) with the clocks.
+    Clock rates are the H200's throughout: of 120 questions on each of sm_90 and sm_80 none changed with the
+    cache size, the memory, the name or the number of multiprocessors; with an A100's clocks six of sm_90's did, by
+    240 to 256 KiB each.
 
     Args:
         sm: Compute capability as one number.

@@ -195,38 +195,31 @@ def _cudnn_backward(op: Op, target: Target) -> list[Step]:
 
     The workspace is that of cudnn-frontend's own nodes, the sums of the queries' gradients and of
     the softmax in single precision (``get_fe_workspace_size_node`` of the backward node in
-    include/cudnn_frontend/node/scaled_dot_product_flash_attention.h); the plan's comes on top.
+    include/cudnn_frontend/node/scaled_dot_product_flash_attention.h); on sm_10x heads of 256 need
+    no sums of gradients. The workspace of cuDNN's plan comes on top: seen on sm_90, 256 bytes and
+    with grouped heads ``batch * heads * keys * (dim + value dim) * 2`` more.
     """
-    grad, q = _given(op, 0), _given(op, 1)
+    grad, q, v = _given(op, 0), _given(op, 1), _given(op, 3)
     steps: list[Step] = [Out(0), Out(1), Out(2)]
     if grad.stride[3] != 1:
         steps += _contiguous_copy("grad_out", grad)
-    accumulators = math.prod(q.shape[:3]) * (q.shape[3] + 1) * _FLOAT
-    return [*steps, Take("cudnn_attention", accumulators, Role.WORKSPACE)]
+    rows = math.prod(q.shape[:3]) * _FLOAT
+    wide = target.sm // 10 == 10 and q.shape[3] == v.shape[3] == 256
+    return [*steps, Take("cudnn_attention", rows if wide else rows * (q.shape[3] + 1), Role.WORKSPACE)]
 
 
 # --------------------------------------------------------------------- math
 def _safe_softmax(op: Op, target: Target) -> list[Step]:
     """``_safe_softmax`` in aten/src/ATen/native/transformers/attention.cpp: rows of minus infinity become 0."""
     x, out = _given(op, 0), op.outputs[0]
-    rows = numel(x) // max(x.shape[_dimension(op)], 1)
-    return [Out(0), Take("masked", numel(x)), Take("masked_rows", rows), Take("zero", itemsize(out.dtype))]
-
-
-def _dimension(op: Op) -> int:
     dim = argument(op, 1, "dim")
     assert isinstance(dim, int)
-    return dim
-
-
-def _softmax_backward(op: Op, target: Target) -> list[Step]:
-    """``softmax_backward_cuda_out`` in aten/src/ATen/native/cuda/SoftMax.cu: gradient times output first."""
-    return [Out(0), Take("product", nbytes(_given(op, 0)))]
+    rows = numel(x) // max(x.shape[dim], 1)
+    return [Out(0), Take("masked", numel(x)), Take("masked_rows", rows), Take("zero", itemsize(out.dtype))]
 
 
 ATTENTION: dict[str, Rule] = {
     "_safe_softmax.default": _safe_softmax,
-    "_softmax_backward_data.default": _softmax_backward,
     "_scaled_dot_product_flash_attention.default": _flash,
     "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "_scaled_dot_product_efficient_attention.default": _efficient,

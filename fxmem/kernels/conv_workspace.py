@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fxmem.cudnn import Answer, Convolution, Direction
-from fxmem.kernels.steps import Drop, Out, Step, Take, Target, suggests_channels_last, tensor
+from fxmem.kernels.steps import Drop, Step, Take, Target, suggests_channels_last, tensor
 from fxmem.tape import Op, Role, Tape, TensorMeta
 
 FORWARD = "convolution.default"
@@ -81,30 +81,17 @@ def tape_questions(tapes: Iterable[Tape], target: Target) -> tuple[Convolution, 
     return tuple(dict.fromkeys(found))
 
 
-def steps(op: Op, target: Target, ask: Ask) -> list[Step] | None:
-    """What a convolution call on cuDNN allocates, in order; ``None``: it does not take cuDNN.
+def workspace_steps(op: Op, target: Target, ask: Ask) -> list[list[Step]]:
+    """For each of :func:`questions`' products, in that order: its workspace, taken and given back.
 
-    Forward: the output, then the workspace, given back at once. Backward: the same for the gradient of
-    the input, then for that of the weight; the gradient of the bias is a sum that comes last. Copies
-    that make operands dense come before all of it and are not among these steps.
+    A product takes it when its result is allocated and its operands are dense, and gives it back before
+    anything else happens (``run_conv_plan``); a workspace of 0 bytes is not allocated.
     """
-    asked = questions(op, target)
-    if not asked:
-        return None
-    if op.name == FORWARD:
-        return [Out(0), *_workspace("cudnn", ask(asked[0]))]
-    mask = op.args[10]
-    assert isinstance(mask, Sequence)
-    result: list[Step] = []
-    at = 0
-    for index in (0, 1):
-        if mask[index]:
-            result += [Out(index), *_workspace(("cudnn dgrad", "cudnn wgrad")[index], ask(asked[at]))]
-            at += 1
-    return [*result, Out(2)]
+    return [_workspace(question, ask(question)) for question in questions(op, target)]
 
 
-def _workspace(key: str, answer: Answer) -> list[Step]:
+def _workspace(question: Convolution, answer: Answer) -> list[Step]:
+    key = f"cudnn {question.direction}"
     return [Take(key, answer.nbytes, Role.WORKSPACE), Drop(key)] if answer.nbytes else []
 
 

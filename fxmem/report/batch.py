@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fxmem.report.plot import LEGEND, curve_rows
 from fxmem.report.scaling import law_lines, law_rows
 from fxmem.report.sections import UNKNOWN, Row, Section, coverage_sections, place_rows, size, tensor_rows
 from fxmem.units import format_size
@@ -33,6 +34,9 @@ def sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
     parts.append(Section(f"{title} on {first['name']}" if others else title, answer_rows(first)))
     if first["axis"] == "batch":
         parts.append(Section("What the tensors ask for", law_rows(first), lines=law_lines(first)))
+    drawn = next((device for device in report["devices"] if device["curve"]), None)
+    if drawn is not None:
+        parts.append(Section(f"Memory against {drawn['axis']}", curve_rows(drawn), numbers=(0, 1), lines=(LEGEND,)))
     if first["next"] is not None:
         binding = {"peak_at": first["next"]["at"]}
         parts.append(Section(f"Where {first['axis']} {first['next']['batch']} runs out of memory", place_rows(binding)))

@@ -15,8 +15,11 @@ PROBE = ROOT / "calibration" / "kernel_probe.py"
 PHANTOM = ROOT / "calibration" / "phantom" / "phantom_run"
 pytestmark = [pytest.mark.phantom, pytest.mark.slow]
 
-PROGRAMS = "kc_fw_2d_,kc_bw_dw_,kc_bw_2dt_,k_embedding_bw,k_index_put_acc,k_sort,k_topk,k_cumsum,k_roll,kp_max_pool,kp_softmax_bw"
-"""Large enough that the recorder, which computes small tensors for real, runs them all on fake ones."""
+PROGRAMS = (
+    "kc_fw_2d_,kc_bw_2d_c.,kc_bw_dw_cl,k_embedding_bw,k_index_put_acc,k_sort_5,k_topk_5,k_cumsum_5,k_roll,"
+    "kp_max_pool_bw,kp_softmax_bw,kp_native_dropout"
+)
+"""Direct operator calls: several layouts, both sides of every threshold."""
 
 DEVICES = {"75": "t4", "80": "a100-80gb", "90": "h200", "120": "rtx-5090"}
 

@@ -15,7 +15,7 @@ PHANTOM = ROOT / "calibration" / "phantom" / "phantom_run"
 pytestmark = [pytest.mark.phantom, pytest.mark.slow]
 
 PROGRAMS = {
-    "optimizers": "optx_adam,optx_nadam,optx_radam,optx_adadelta,optx_adagrad,optx_sgd,optx_rprop,optx_rms,optx_muon,optx_m",
+    "optimizers": "optx_ada,optx_nadam,optx_radam,optx_sgd,optx_rprop,optx_rms,optx_m,optx_groups,optx_some",
     "loops": "loop_,clipx_",
     "recurrent": "rx_lstm,rx_gru,rx_rnn,rx_packed,rx_loop,rx_tagger",
 }

@@ -102,11 +102,38 @@ def test_without_a_law_it_traces():
     assert 0 < answer.traces <= 8
 
 
+def test_an_estimate_traces_nothing_more():
+    found = fxmem.estimate(Uneven, inputs, device="512MiB", batch=16)
+    assert not found.scaling.exact
+    assert (found.max_batch.batch, found.max_batch.proved) == (None, False)
+    assert any("was not traced" in note for note in found.coverage.notes)
+
+
 def test_what_is_not_proved_is_said():
     report = fxmem.max_batch(Alternating, inputs, device="512MiB")
     answer = report.best.answer
     assert answer.traces <= 8
     assert answer.proved or any("not proved" in note for note in report.coverage.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "truth"), [("eager", 6811), ("sdpa", 18907)])
+def test_the_longest_sequence(attention, truth):
+    """Held against PyTorch on the phantom device with 14.4 GiB: it runs at this length, and not with one token more."""
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8,
+             "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 65536}  # fmt: skip
+    report = fxmem.max_batch(
+        "hf:llama", device=fxmem.find_device("14.4GiB", context=0), safety=1, mode=fxmem.Mode.TRAINING,
+        attn=attention, model_args=tuple(sizes.items()), vary=fxmem.Vary("seq", 128, 32768),
+    )  # fmt: skip
+    assert (report.batch, report.best.answer.proved) == (truth, True)
+    assert report.best.answer.traces <= 6
+
+
+def test_what_does_not_follow_the_axis_is_said():
+    with pytest.raises(UsageError, match="seq changes nothing"):
+        fxmem.max_batch(model, inputs, device="512MiB", vary=fxmem.Vary("seq", 1, 100))
 
 
 def test_fixed_inputs_have_no_largest_batch():

@@ -97,11 +97,15 @@ def test_step_counters_are_on_the_device_only_if_capturable(capturable, on_devic
 
 def test_groups_come_in_the_order_of_the_map():
     def run() -> None:
-        params = [*parameters((7, 3)), *parameters((7, 3), dtype=torch.float16), *parameters((7, 3), dtype=torch.bfloat16)]
+        params = [
+            *parameters((7, 3)),
+            *parameters((7, 3), dtype=torch.float16),
+            *parameters((7, 3), dtype=torch.bfloat16),
+        ]
         nn.utils.clip_grad_norm_(params, 1.0)
 
     found = [op.outputs[0].dtype for op in traced(run).ops if op.name == "_foreach_norm.Scalar"]
-    assert found == ["float16", "bfloat16", "float32"] or found == ["bfloat16", "float16", "float32"]
+    assert found == ["float16", "bfloat16", "float32"]  # as torch 2.14 on the phantom device
 
 
 def test_the_norm_of_a_list_keeps_partial_results():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -140,7 +141,9 @@ def test_layers_on_the_host_are_left_alone():
     assert all(op.name != "_cudnn_rnn.default" for op in tape.ops)
 
 
-@pytest.mark.parametrize(("cell", "name"), [(nn.LSTMCell, "_thnn_fused_lstm_cell"), (nn.GRUCell, "_thnn_fused_gru_cell")])
+@pytest.mark.parametrize(
+    ("cell", "name"), [(nn.LSTMCell, "_thnn_fused_lstm_cell"), (nn.GRUCell, "_thnn_fused_gru_cell")]
+)
 def test_cells_are_fused(cell, name):
     def run() -> None:
         m = cell(96, 64).cuda()
@@ -157,7 +160,7 @@ def test_places_fill_the_buffer_without_overlap(proj, biases):
     rnn = Rnn(mode=LSTM, input_size=7, hidden_size=5, proj_size=proj, layers=3, directions=2)
     places = sorted((at, at + torch.Size(shape).numel()) for at, shape in rnn.places(biases=biases))
     assert places[0][0] == 0
-    assert all(before[1] <= after[0] for before, after in zip(places, places[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(places))
     assert places[-1][1] <= rnn.elements
     if biases:
         assert sum(end - start for start, end in places) == rnn.elements

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from budgets import attention
 from tapes import TapeBuilder, mlp
 
 from fxmem.allocator import AllocatorConfig, replay, shortage
@@ -12,7 +13,7 @@ from fxmem.batch import Limits, largest
 from fxmem.errors import UsageError
 from fxmem.kernels import Target, expand
 from fxmem.law import fit, with_kernels
-from fxmem.program import MAX_BATCH, Tapes
+from fxmem.program import MAX_BATCH, Tapes, VariedTapes
 from fxmem.steady import extend
 from fxmem.tape import Phase, Role, Tape
 
@@ -191,3 +192,39 @@ def test_shortage_is_replay():
     requests = [(storage.nbytes, storage.stream) for storage in tape.storages]
     for mib in (2, 22, 40, 60):
         assert shortage(tape.events, requests, CONFIG, mib * MIB) == replay(tape, CONFIG, mib * MIB).oom
+
+
+def test_along_another_axis_memory_is_a_parabola():
+    seen = []
+
+    def trace(seq: int) -> Tape | None:
+        seen.append(seq)
+        return attention(2, seq)
+
+    program = VariedTapes("seq", (16, 4096), TARGET, trace)
+    answer = largest(program, CONFIG, limits(1024))
+    assert answer.axis == "seq"
+    assert replay(expand(attention(2, answer.batch), TARGET), CONFIG, 1024 * MIB).oom is None
+    assert replay(expand(attention(2, answer.batch + 1), TARGET), CONFIG, 1024 * MIB).oom is not None
+    assert seen == [16, 32, 64, answer.batch, answer.batch + 1] == program.traced
+    assert any("proved by one" in note for note in answer.notes)
+
+
+def test_a_range_that_fits_whole_or_not_at_all():
+    whole = largest(VariedTapes("seq", (16, 99), TARGET, lambda seq: attention(2, seq)), CONFIG, limits(1024))
+    assert (whole.batch, whole.proved, whole.next) == (99, True, None)
+    none = largest(VariedTapes("seq", (500, 900), TARGET, lambda seq: attention(2, seq)), CONFIG, limits(50))
+    assert (none.batch, none.proved) == (0, True)
+    assert none.next is not None
+    assert none.next.batch == 500
+
+
+def test_lines_and_parabolas():
+    program = VariedTapes("seq", (1, 99), TARGET, lambda seq: attention(1, seq))
+    assert program.line(30) is None
+    for seq in (10, 20, 40):
+        program.at(seq)
+    curve = program.line(30)
+    assert curve is not None
+    wanted = expand(attention(1, 77), TARGET)
+    assert curve.requests(77) == [(storage.nbytes, storage.stream) for storage in wanted.storages]

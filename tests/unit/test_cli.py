@@ -15,7 +15,7 @@ from reports import batch_report, training_report
 from fxmem.cli import main
 from fxmem.device import all_devices
 from fxmem.errors import DoesNotFitError, TraceError, UsageError
-from fxmem.workload import ConvWorkspace, InputSpec, Mode
+from fxmem.workload import ConvWorkspace, InputSpec, Mode, Vary
 
 
 class Answer:
@@ -127,8 +127,21 @@ def test_batch(library):
     assert [device.name for device in library.call["device"]] == ["t4", "24GiB"]
     assert {device.context_bytes for device in library.call["device"]} == {0}
     assert library.call["workload"].batch == 4
-    assert (library.call["processes"], library.call["multiple_of"]) == (2, 8)
+    assert (library.call["processes"], library.call["multiple_of"], library.call["vary"]) == (2, 8, None)
     assert (library.call["safety"], library.call["reserve_bytes"]) == (0.8, 2**30)
+
+
+def test_batch_vary(library):
+    assert run("batch", "m:f", "--device", "t4", "--vary", "seq=128..4096").exit_code == 0
+    assert library.call["vary"] == Vary("seq", 128, 4096)
+
+
+def test_batch_plot(library, tmp_path):
+    assert run("batch", "m:f", "--device", "t4", "--plot", str(tmp_path / "no" / "a.svg")).exit_code == 2
+    assert library.call is None
+    result = run("batch", "m:f", "--device", "t4", "--plot", str(tmp_path / "a.svg"))
+    assert library.call["curve"]
+    assert "nothing to draw" in result.stderr or "matplotlib" in result.stderr
 
 
 def test_batch_check(library):
@@ -200,6 +213,8 @@ def test_check_needs_a_limit(library):
         "batch m",
         "batch m --device t4,h20x",
         "batch m --device t4 --processes 0",
+        "batch m --device t4 --vary width=1..2",
+        "batch m --device t4 --vary seq=9..2",
         "batch m --device t4 --multiple-of 0",
         "estimate m --input 3xq",
         "estimate m --input x=1 --input x=2",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fxmem.cudnn import Answer, Direction, Source
-from fxmem.kernels.conv_workspace import questions, steps, tape_questions
-from fxmem.kernels.steps import Drop, Out, Take, Target
+from fxmem.kernels.conv_workspace import questions, tape_questions, workspace_steps
+from fxmem.kernels.steps import Drop, Take, Target
 from fxmem.tape import Op, Phase, Ref, Role, Tape, TensorMeta
 
 H200 = Target(sm=90, sm_count=132)
@@ -110,7 +110,7 @@ def test_not_cudnn():
     assert not questions(forward(*shapes, dtype="bfloat16"), Target(sm=75, sm_count=40))
     assert questions(forward(*shapes, dtype="float64", cl=True), H200)[0].channels_last is False
     assert not questions(forward((0, 64, 8, 8), (64, 64, 1, 1), (0, 64, 8, 8)), H200)
-    assert steps(forward(*shapes, dtype="bfloat16"), Target(sm=75, sm_count=40), lambda q: 1 / 0) is None
+    assert workspace_steps(forward(*shapes, dtype="bfloat16"), Target(sm=75, sm_count=40), lambda q: 1 / 0) == []
 
 
 def test_steps():
@@ -121,10 +121,11 @@ def test_steps():
         return Answer(nbytes=n, low=n, high=n, source=Source.RULE)
 
     shapes = ((8, 64, 8, 8), (64, 64, 1, 1), (8, 64, 8, 8))
-    assert steps(forward(*shapes), H200, ask) == [Out(0), Take("cudnn", 7, Role.WORKSPACE), Drop("cudnn")]
-    expected = [Out(0), Take("cudnn dgrad", 11, Role.WORKSPACE), Drop("cudnn dgrad"), Out(1), Out(2)]
-    assert steps(backward(*shapes, (True, True, True)), H200, ask) == expected
-    assert steps(backward(*shapes, (False, True, False)), H200, ask) == [Out(1), Out(2)]
+    taken = [[Take("cudnn forward", 7, Role.WORKSPACE), Drop("cudnn forward")]]
+    assert workspace_steps(forward(*shapes), H200, ask) == taken
+    dgrad = [Take("cudnn dgrad", 11, Role.WORKSPACE), Drop("cudnn dgrad")]
+    assert workspace_steps(backward(*shapes, (True, True, True)), H200, ask) == [dgrad, []]
+    assert workspace_steps(backward(*shapes, (False, True, False)), H200, ask) == [[]]
 
 
 def test_tape_asks_each_question_once():
