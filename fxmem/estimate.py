@@ -308,8 +308,8 @@ def _scaling(law: BatchLaw | None, batch: int, requested: int) -> tuple[Scaling,
         pieces = tuple(sorted((*pieces, point), key=lambda piece: piece.from_batch))
     elif here.at(batch) != requested:
         notes.append(
-            f"the batch law counts the traced tensors: {format_size(here.at(batch))} requested at this batch,"
-            f" {format_size(requested)} with library workspaces"
+            f"the batch law says {format_size(here.at(batch))} at this batch, {format_size(requested)} were requested:"
+            " kernels take temporaries that are on no line"
         )
     return Scaling(exact=law.exact, pieces=pieces, why=law.why), tuple(notes)
 

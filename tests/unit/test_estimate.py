@@ -160,14 +160,14 @@ def test_requested_bytes_and_activations_agree_with_the_law() -> None:
     assert estimate.coverage.notes == ("the loss is the output's mean",)
 
 
-def test_a_law_of_traced_tensors_only_says_so() -> None:
+def test_a_law_that_misses_this_batch_says_so() -> None:
     law = fit([mlp(2), mlp(3), mlp(5)])
-    index = next(i for i, storage in enumerate(mlp(4).storages) if storage.role is Role.WORKSPACE)
+    index = next(i for i, storage in enumerate(mlp(4).storages) if storage.role is Role.OUTPUT)
     tape = mlp(4)
     large = replace(tape.storages[index], nbytes=1 << 20)
     expanded = replace(tape, storages=(*tape.storages[:index], large, *tape.storages[index + 1 :]))
     notes = answer(expanded, law=law).coverage.notes
-    assert "the batch law counts the traced tensors" in notes[-1]
+    assert "temporaries that are on no line" in notes[-1]
 
 
 def test_without_a_law_the_batch_is_a_point() -> None:
