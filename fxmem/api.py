@@ -16,18 +16,19 @@ from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
 from fxmem.batch import Limits, largest, with_max_batch
 from fxmem.batch_report import BatchReport, DeviceBatch, report_batches
+from fxmem.cudnn import workspaces
 from fxmem.curve import sample
 from fxmem.device import Device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
-from fxmem.kernels import Target, expand
+from fxmem.kernels import Target, expand, tape_questions
 from fxmem.law import BatchLaw, fit, with_kernels
 from fxmem.program import MAX_TRACES, Program, Tapes, VariedTapes
 from fxmem.source import Source, load
 from fxmem.tape import Tape
 from fxmem.trace import Trace
 from fxmem.trace import trace as record
-from fxmem.workload import Vary, Workload
+from fxmem.workload import ConvWorkspace, Vary, Workload
 
 __all__ = ["estimate", "max_batch", "trace"]
 
@@ -46,13 +47,17 @@ class _Run:
         self.given = given
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.source: Source = load(target, workload, self.fake_mode, **given)
+        self.target = _target(device)
+        if workload.conv_workspace is ConvWorkspace.AUTO:
+            ask = workspaces(device.arch, device.sm_count, device.capacity_bytes)
+            self.target = replace(self.target, workspaces=ask)
 
     def at(self, batch: int) -> Trace:
         return record(self.source, self.workload, self.device, self.fake_mode, batch)
 
     def tapes(self, law: BatchLaw, limit: int = MAX_TRACES) -> Tapes:
         """The tapes at all batches; up to ``limit`` that the law does not cover are traced when they are asked for."""
-        return Tapes(law, self.workload.step_count, _target(self.device), self.all_steps, limit)
+        return Tapes(law, self.workload.step_count, self.target, self.all_steps, limit)
 
     def recorded(self, batches: Sequence[int]) -> list[Tape]:
         """The steps that were run at each batch at which the model runs."""
@@ -114,8 +119,8 @@ def estimate(
     maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
-    expanded = expand(traced.tape, _target(gpu))
     found = _law(run, traced.recorded) if law and (maker is inputs) else None
+    expanded = expand(traced.tape, run.target)
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     answer = assemble(question, expanded, _plan(expanded, config, gpu), found)
     if found is not None and gpu.capacity_bytes is not None:
@@ -192,7 +197,7 @@ def trace(
     device: Device | str | None = None,
     **options: Any,
 ) -> Trace:
-    """Record a workload and hand out its tape and its ``torch.fx`` graph.
+    """Record a workload and hand out its tape, with what kernels take, and its ``torch.fx`` graph.
 
     Args: as :func:`estimate`.
 
@@ -203,7 +208,9 @@ def trace(
     workload = _workload(workload, options)
     gpu = _device(device)
     maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
-    return _Run(target, workload, gpu, inputs=maker, loss=loss).at(workload.batch)
+    run = _Run(target, workload, gpu, inputs=maker, loss=loss)
+    traced = run.at(workload.batch)
+    return replace(traced, tape=expand(traced.tape, run.target))
 
 
 def _workload(workload: Workload | None, options: dict[str, Any]) -> Workload:
@@ -267,7 +274,7 @@ def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
             seen[value] = tape
         return tape
 
-    program = VariedTapes(vary.axis, (vary.first, vary.last), _target(run.device), trace_at)
+    program = VariedTapes(vary.axis, (vary.first, vary.last), run.target, trace_at)
     program.at(vary.first)
     return program, seen[vary.first]
 
@@ -281,4 +288,6 @@ def _law(run: _Run, tape: Tape, others: tuple[int, ...] = (1, 2, 3)) -> BatchLaw
         used = {t.batch for t in tapes}
         tapes += run.recorded([next(b for b in (3, 4, 5, 6) if b not in used)])
         law = fit(tapes)
-    return with_kernels(law, [expand(t, _target(run.device)) for t in tapes])
+    if run.target.workspaces is not None:
+        run.target.workspaces.prepare(tape_questions(tapes, run.target))
+    return with_kernels(law, [expand(t, run.target) for t in tapes])

@@ -149,7 +149,7 @@ def lifetimes(tape: Tape) -> Lifetimes:
         ValueError: The events are out of order (see :func:`observed`).
     """
     seen = observed(tape)
-    with _collector_paused():
+    with collector_paused():
         users = _last_users(graph(tape), len(tape.storages))
     stops = [op.stop for op in tape.ops]
     step_ends = {op.step: index + 1 for index, op in enumerate(tape.ops)}
@@ -274,7 +274,7 @@ def module_table(
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Build many small objects of which none dies: the collector would triple the time."""
     enabled = gc.isenabled()
     gc.disable()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from fxmem.kernels import Target, expand
 from fxmem.law import BatchLaw, Piece
+from fxmem.liveness import collector_paused
 from fxmem.steady import extend
 from fxmem.tape import Tape
 
@@ -125,10 +126,11 @@ class Tapes:
     def at(self, batch: int) -> Tape | None:
         """The tape at a batch with all steps and kernels; ``None``: not known, and none may be traced."""
         if batch not in self._written:
-            tape = self._raw(batch)
-            if tape is None and self.exhausted:
-                return None
-            self._written[batch] = None if tape is None else expand(tape, self._target)
+            with collector_paused():
+                tape = self._raw(batch)
+                if tape is None and self.exhausted:
+                    return None
+                self._written[batch] = None if tape is None else expand(tape, self._target)
         return self._written[batch]
 
     def line(self, batch: int) -> Line | None:

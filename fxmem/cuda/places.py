@@ -282,6 +282,22 @@ def _autocast_functions() -> list[tuple[Any, str, Any]]:
     return patches
 
 
+class _NoGrad:
+    """Stands for the guard of ``torch.inference_mode``: there composite operators would reach the recorder whole."""
+
+    def __init__(self, mode: bool = True) -> None:
+        self._mode = mode
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(torch.is_grad_enabled())
+        if self._mode:
+            torch.set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_grad_enabled(self._before.pop())
+
+
 _MISSING = object()
 
 
@@ -321,6 +337,6 @@ def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
     """Make code inside believe that device tensors are on ``device``."""
     places = Places(recorder)
     patches = [*_attributes(recorder), *_module_functions(device), *_autocast_functions(), *foreach_functions()]
-    patches += _in_backward(places)
+    patches += [*_in_backward(places), (torch._C, "_InferenceMode", _NoGrad)]
     with replaced(patches), places:
         yield

@@ -6,7 +6,8 @@ as data: a :class:`~fxmem.kernels.steps.Rule` maps an operator call to the seque
 allocations. :func:`expand` rewrites a tape by them. No torch: rules work on shapes.
 """
 
+from fxmem.kernels.conv_workspace import tape_questions
 from fxmem.kernels.expand import expand
 from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target
 
-__all__ = ["Drop", "Out", "Rule", "Step", "Take", "Target", "expand"]
+__all__ = ["Drop", "Out", "Rule", "Step", "Take", "Target", "expand", "tape_questions"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fxmem.kernels.conv_workspace import workspace_steps
 from fxmem.kernels.conv_slow import slow_backward, slow_forward
 from fxmem.kernels.conv_workspace import questions
 from fxmem.kernels.copies import copies, copy, dense, drops, formatted
@@ -197,7 +198,10 @@ def _depthwise3d(call: _Call, x: TensorMeta, weight: TensorMeta, grad: TensorMet
     return [*steps, *taken, *drops(taken)]
 
 
-CONVOLUTION: dict[str, Rule] = {
-    "convolution.default": convolution_steps,
-    "convolution_backward.default": convolution_steps,
-}
+def _convolution(op: Op, target: Target) -> list[Step] | None:
+    """With cuDNN's workspaces where they are asked for."""
+    ask = target.workspaces
+    return convolution_steps(op, target, workspace_steps(op, target, ask) if ask is not None else ())
+
+
+CONVOLUTION: dict[str, Rule] = {"convolution.default": _convolution, "convolution_backward.default": _convolution}

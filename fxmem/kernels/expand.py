@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fxmem.kernels.conv_workspace import tape_questions
 from fxmem.kernels.rules import RULES
 from fxmem.kernels.steps import Out, Size, Take, Target
 from fxmem.tape import Op, Role, Storage, Tape
@@ -20,6 +21,9 @@ def expand(tape: Tape, target: Target) -> Tape:
     Returns:
         A tape with the same operators and more storages: indices of the given ones stay.
     """
+    if target.workspaces is not None:  # all of the tape's questions to cuDNN at once
+        target.workspaces.prepare(tape_questions([tape], target))
+        tape = replace(tape, notes=(*tape.notes, *filter(None, [target.workspaces.note()])))
     expander = _Expander(tape, target)
     return expander.run()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fxmem.cudnn import Workspaces
 from fxmem.tape import Op, Ref, Role, TensorMeta
 
 
@@ -51,6 +52,8 @@ class Target:
     """Compute capability as one number: 75, 80, 86, 89, 90, 100, 120."""
     sm_count: int
     torch_version: tuple[int, int] = (2, 14)
+    workspaces: Workspaces | None = field(default=None, compare=False, repr=False)
+    """What cuDNN's convolutions take; ``None`` leaves them out."""
 
 
 Rule = Callable[[Op, Target], Sequence[Step] | None]
