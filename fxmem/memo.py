@@ -94,6 +94,8 @@ class Memo:
         self._entries[key] = None
         if torch.Tag.inplace_view in func.tags or torch.Tag.dynamic_output_shape in func.tags:
             return
+        if any(t.layout is not torch.strided for t in tensors):
+            return
         items = out if isinstance(out, (tuple, list)) else (out,)
         container = type(out) if isinstance(out, (tuple, list)) else None
         if container not in (None, tuple, list):

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fxmem.kernels.conv_workspace import workspace_steps
 from fxmem.kernels.conv_slow import slow_backward, slow_forward
-from fxmem.kernels.conv_workspace import questions
+from fxmem.kernels.conv_workspace import questions, workspace_steps
 from fxmem.kernels.copies import copies, copy, dense, drops, formatted
 from fxmem.kernels.reductions import reduce_steps, summing
 from fxmem.kernels.steps import Out, Rule, Step, Take, Target, nbytes, numel, suggests_channels_last, tensor

@@ -1,4 +1,4 @@
-"""Convolutions, indexing, sorting and resampling beside PyTorch's own on the phantom device (calibration/probe_{conv,index,pointwise}.py)."""
+"""Convolutions, indexing, sorting and resampling beside PyTorch's own on the phantom (calibration/probe_*.py)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_radix_sort_of_halves_differs_by_architecture(target, expected):
     [
         (1, 4, True, 1023), (1, 8, True, 1279), (1_000_000, 4, True, 5119), (1_000_000, 2, False, 3327),
         (100_000, 8, True, 2815),
-    ],  # fmt: skip
+    ],
 )
 def test_scan(count, itemsize, primitive, expected):
     assert cub.scan(count, itemsize, primitive=primitive) == expected
