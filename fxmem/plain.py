@@ -52,7 +52,7 @@ def donor(
         notes: The same as noted.
         maker: Sequence number of the running backward node, ``None`` outside the engine.
         storages: All storages.
-        producer: The call that returned the first argument, ``None`` if it is not known.
+        producer: The call just before, if it returned the first argument.
     """
     if maker is None:
         # at::linear adds the bias in place (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).

@@ -176,7 +176,7 @@ class Recorder(TorchDispatchMode):
             given = None
             if notes:
                 made_by = producer_of(notes[0])
-                made = self.ops[made_by].func if 0 <= made_by < op else None
+                made = self.ops[made_by].func if 0 <= made_by == op - 1 else None
                 given = donor(func, tensors, notes, maker, self.storages, made)
             return (self.ledger.result(out, op << NODE_SHIFT, op, maker, on_device=on_device, donor=given),)
         if not isinstance(out, (tuple, list)):

@@ -7,7 +7,7 @@ seen per architecture on the phantom device (docs/architecture.md, "Workspaces")
 
 from __future__ import annotations
 
-from fxmem.kernels.steps import Out, Rule, Step, Take, Target, contiguous, nbytes
+from fxmem.kernels.steps import Out, Rule, Step, Take, Target, contiguous, nbytes, numel
 from fxmem.tape import Op, Role, TensorMeta
 
 _DEFAULT_WORKSPACE = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -36,6 +36,8 @@ def _readable(meta: TensorMeta) -> bool:
 
 def _product(op: Op, target: Target) -> list[Step]:
     """The result is allocated, then copies of what cuBLAS cannot read, then the handle is asked for."""
+    if any(numel(m) == 0 for m in op.inputs):
+        return [Out(0)]  # nothing to multiply: cuBLAS is not called
     factors = [m for m in op.inputs if len(m.shape) >= 2][-2:] if op.name in _MATRICES else []
     copies = [Take(f"factor {i}", nbytes(m)) for i, m in enumerate(factors) if not _readable(m)]
     return [Out(0), *copies, cublas_workspace(target)]
