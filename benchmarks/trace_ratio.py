@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxmem.cuda import personality
 from fxmem.device import find_device
-from fxmem.memo import forget
 from fxmem.optimizers import make_optimizer
-from fxmem.record import Recorder
+from fxmem.recording.memo import forget
+from fxmem.recording.recorder import Recorder
 from fxmem.run import default_loss, run
 from fxmem.source import load
 from fxmem.workload import Mode, Workload
@@ -81,8 +81,18 @@ def main() -> None:
             times["recorded"].append(recorded(source, workload, fake_mode))
         medians = {k: statistics.median(v[1:]) for k, v in times.items()}
         ratio = statistics.median(r / b for b, r in zip(times["bare"][1:], times["recorded"][1:]))
-        print(json.dumps({"case": name, "steps": STEPS, "torch": torch.__version__, "bare_s": round(medians["bare"], 3),
-                          "recorded_s": round(medians["recorded"], 3), "ratio": round(ratio, 3)}))
+        print(
+            json.dumps(
+                {
+                    "case": name,
+                    "steps": STEPS,
+                    "torch": torch.__version__,
+                    "bare_s": round(medians["bare"], 3),
+                    "recorded_s": round(medians["recorded"], 3),
+                    "ratio": round(ratio, 3),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ from pathlib import Path
 
 warnings.filterwarnings("ignore")
 
-from fxmem.api import trace  # noqa: E402
-from fxmem.cudnn.process import find_library, plan  # noqa: E402
-from fxmem.cudnn.question import Convolution, Direction  # noqa: E402
-from fxmem.cudnn.sizes import operands, parts, spread  # noqa: E402
-from fxmem.cudnn.table import Table, encode, read  # noqa: E402
-from fxmem.cudnn.target import description  # noqa: E402
-from fxmem.errors import FxmemError  # noqa: E402
-from fxmem.kernels.conv_workspace import tape_questions  # noqa: E402
-from fxmem.kernels.steps import Target  # noqa: E402
+from fxmem.api import trace
+from fxmem.cudnn.process import find_library, plan
+from fxmem.cudnn.question import Convolution, Direction
+from fxmem.cudnn.sizes import operands, parts, spread
+from fxmem.cudnn.table import Table, encode, read
+from fxmem.cudnn.target import description
+from fxmem.errors import FxmemError
+from fxmem.kernels.conv_workspace import tape_questions
+from fxmem.kernels.steps import Target
 
 FILE = Path(__file__).parents[1] / "fxmem" / "data" / "cudnn_workspaces.json.xz"
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)

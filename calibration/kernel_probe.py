@@ -58,13 +58,51 @@ def unary(name, g):
     program()(f)
 
 
-for _name in ("gelu", "silu", "relu", "softplus", "hardswish", "hardsigmoid", "mish", "elu", "selu", "celu", "logsigmoid",
-              "tanhshrink", "softsign", "leaky_relu", "relu6", "hardtanh", "softshrink", "glu_"):
+for _name in (
+    "gelu",
+    "silu",
+    "relu",
+    "softplus",
+    "hardswish",
+    "hardsigmoid",
+    "mish",
+    "elu",
+    "selu",
+    "celu",
+    "logsigmoid",
+    "tanhshrink",
+    "softsign",
+    "leaky_relu",
+    "relu6",
+    "hardtanh",
+    "softshrink",
+    "glu_",
+):
     if _name == "glu_":
         continue
     unary(_name, getattr(F, _name))
-for _name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "sqrt", "rsqrt", "abs", "square", "reciprocal", "erf", "log1p",
-              "expm1", "neg", "floor", "sign", "cumsum_", "std_", "logsumexp_"):
+for _name in (
+    "exp",
+    "log",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "sqrt",
+    "rsqrt",
+    "abs",
+    "square",
+    "reciprocal",
+    "erf",
+    "log1p",
+    "expm1",
+    "neg",
+    "floor",
+    "sign",
+    "cumsum_",
+    "std_",
+    "logsumexp_",
+):
     if not _name.endswith("_"):
         unary(_name, getattr(torch, _name))
 unary("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))
@@ -135,17 +173,29 @@ unary("slice_inplace", lambda x: (lambda y: (y[:, :100].mul_(2), y.sin())[1])(x 
 unary("setitem", lambda x: (lambda y: (y.__setitem__((slice(None), slice(0, 10)), 0.0), y.sin())[1])(x * 1))
 unary("unfold", lambda x: x.unfold(1, 16, 8))
 unary("gather", lambda x: x.gather(1, torch.zeros(37, 20, 17, dtype=torch.long, device="cuda")))
-unary("scatter_add", lambda x: torch.zeros(37, 30, 17, dtype=x.dtype, device="cuda").scatter_add(
-    1, torch.zeros(37, 1024, 17, dtype=torch.long, device="cuda"), x))
+unary(
+    "scatter_add",
+    lambda x: torch.zeros(37, 30, 17, dtype=x.dtype, device="cuda").scatter_add(
+        1, torch.zeros(37, 1024, 17, dtype=torch.long, device="cuda"), x
+    ),
+)
 unary("index_select", lambda x: x.index_select(1, torch.zeros(33, dtype=torch.long, device="cuda")))
 unary("advanced_index", lambda x: x[:, torch.zeros(33, dtype=torch.long, device="cuda")])
-unary("advanced_index2", lambda x: x[torch.zeros(5, dtype=torch.long, device="cuda"),
-                                     torch.zeros(5, dtype=torch.long, device="cuda")])
-unary("index_add", lambda x: torch.zeros(37, 30, 17, dtype=x.dtype, device="cuda").index_add(
-    1, torch.zeros(1024, dtype=torch.long, device="cuda"), x))
+unary(
+    "advanced_index2",
+    lambda x: x[torch.zeros(5, dtype=torch.long, device="cuda"), torch.zeros(5, dtype=torch.long, device="cuda")],
+)
+unary(
+    "index_add",
+    lambda x: torch.zeros(37, 30, 17, dtype=x.dtype, device="cuda").index_add(
+        1, torch.zeros(1024, dtype=torch.long, device="cuda"), x
+    ),
+)
 unary("checkpoint", lambda x: torch.utils.checkpoint.checkpoint(lambda y: (y * 2).sin().cos(), x, use_reentrant=False))
-unary("checkpoint_reentrant", lambda x: torch.utils.checkpoint.checkpoint(
-    lambda y: (y * 2).sin().cos(), x, use_reentrant=True))
+unary(
+    "checkpoint_reentrant",
+    lambda x: torch.utils.checkpoint.checkpoint(lambda y: (y * 2).sin().cos(), x, use_reentrant=True),
+)
 unary("rms_norm", lambda x: F.rms_norm(x, (17,)))
 unary("softmax_big", lambda x: F.softmax(x.view(37, -1), -1))
 unary("nan_to_num", lambda x: x.nan_to_num())
@@ -315,16 +365,29 @@ def norm(name, g, shape=(5, 24, 37, 41)):
 
 norm("batch_norm_train", lambda t, x: F.batch_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True), True))
 norm("batch_norm_eval", lambda t, x: F.batch_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True), False))
-norm("batch_norm_f32", lambda t, x: F.batch_norm(x, *(t(24, dtype=torch.float32) for _ in range(2)),
-                                                 *(t(24, dtype=torch.float32, grad=True) for _ in range(2)), True))
+norm(
+    "batch_norm_f32",
+    lambda t, x: F.batch_norm(
+        x,
+        *(t(24, dtype=torch.float32) for _ in range(2)),
+        *(t(24, dtype=torch.float32, grad=True) for _ in range(2)),
+        True,
+    ),
+)
 norm("batch_norm_f32_eval", lambda t, x: F.batch_norm(x, *(t(24, dtype=torch.float32) for _ in range(4)), False))
-norm("batch_norm_cl", lambda t, x: F.batch_norm(x.contiguous(memory_format=torch.channels_last), t(24), t(24),
-                                                t(24, grad=True), t(24, grad=True), True))
+norm(
+    "batch_norm_cl",
+    lambda t, x: F.batch_norm(
+        x.contiguous(memory_format=torch.channels_last), t(24), t(24), t(24, grad=True), t(24, grad=True), True
+    ),
+)
 norm("batch_norm_plain", lambda t, x: F.batch_norm(x, None, None, None, None, True))
 norm("batch_norm_1d", lambda t, x: F.batch_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True), True), (333, 24))
 norm("group_norm", lambda t, x: F.group_norm(x, 8, t(24, grad=True), t(24, grad=True)))
-norm("group_norm_cl", lambda t, x: F.group_norm(x.contiguous(memory_format=torch.channels_last), 8, t(24, grad=True),
-                                                t(24, grad=True)))
+norm(
+    "group_norm_cl",
+    lambda t, x: F.group_norm(x.contiguous(memory_format=torch.channels_last), 8, t(24, grad=True), t(24, grad=True)),
+)
 norm("instance_norm", lambda t, x: F.instance_norm(x, None, None, t(24, grad=True), t(24, grad=True)))
 norm("layer_norm", lambda t, x: F.layer_norm(x, (41,), t(41, grad=True), t(41, grad=True)))
 norm("layer_norm_big", lambda t, x: F.layer_norm(x, (1024,), t(1024, grad=True), t(1024, grad=True)), (500, 1024))
@@ -351,7 +414,11 @@ norm("matmul4", lambda t, x: x @ x.transpose(-1, -2))
 norm("matmul_vec", lambda t, x: x @ t(41, grad=True))
 norm("bmm", lambda t, x: torch.bmm(x, x.transpose(1, 2)), (6, 65, 33))
 norm("baddbmm", lambda t, x: torch.baddbmm(t(6, 65, 65, grad=True), x, x.transpose(1, 2)), (6, 65, 33))
-norm("mm_expanded", lambda t, x: t(1, 33, 17, grad=True).expand(6, -1, -1).transpose(1, 2) @ x.transpose(1, 2), (6, 65, 33))
+norm(
+    "mm_expanded",
+    lambda t, x: t(1, 33, 17, grad=True).expand(6, -1, -1).transpose(1, 2) @ x.transpose(1, 2),
+    (6, 65, 33),
+)
 norm("cdist", lambda t, x: torch.cdist(x, x), (6, 65, 33))
 
 
@@ -421,16 +488,32 @@ def layer(name, make, shape, train=True, **kw):
 layer("mha_attn", lambda: nn.MultiheadAttention(96, 4), (65, 3, 96))
 layer("mha_attn_bf", lambda: nn.MultiheadAttention(96, 4, batch_first=True), (3, 65, 96), need_weights=False)
 layer("mha_attn_eval", lambda: nn.MultiheadAttention(96, 4, batch_first=True), (3, 65, 96), train=False)
-layer("mha_attn_eval_nw", lambda: nn.MultiheadAttention(96, 4, batch_first=True), (3, 65, 96), train=False, need_weights=False)
+layer(
+    "mha_attn_eval_nw",
+    lambda: nn.MultiheadAttention(96, 4, batch_first=True),
+    (3, 65, 96),
+    train=False,
+    need_weights=False,
+)
 layer("encoder_layer", lambda: nn.TransformerEncoderLayer(96, 4, 256, batch_first=True), (3, 65, 96))
 layer("encoder_layer_eval", lambda: nn.TransformerEncoderLayer(96, 4, 256, batch_first=True), (3, 65, 96), train=False)
 layer("encoder_layer_sf", lambda: nn.TransformerEncoderLayer(96, 4, 256), (65, 3, 96))
-layer("encoder", lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(96, 4, 256, batch_first=True), 2), (3, 65, 96))
-layer("encoder_eval", lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(96, 4, 256, batch_first=True), 2), (3, 65, 96),
-      train=False)
+layer(
+    "encoder", lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(96, 4, 256, batch_first=True), 2), (3, 65, 96)
+)
+layer(
+    "encoder_eval",
+    lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(96, 4, 256, batch_first=True), 2),
+    (3, 65, 96),
+    train=False,
+)
 for _rnn in ("LSTM", "GRU", "RNN"):
     layer(_rnn.lower(), lambda r=_rnn: getattr(nn, r)(96, 128, 2), (33, 5, 96))
-    layer(_rnn.lower() + "_bf_bi", lambda r=_rnn: getattr(nn, r)(96, 128, 1, batch_first=True, bidirectional=True), (5, 33, 96))
+    layer(
+        _rnn.lower() + "_bf_bi",
+        lambda r=_rnn: getattr(nn, r)(96, 128, 1, batch_first=True, bidirectional=True),
+        (5, 33, 96),
+    )
     layer(_rnn.lower() + "_eval", lambda r=_rnn: getattr(nn, r)(96, 128, 2, dropout=0.1), (33, 5, 96), train=False)
 layer("lstm_dropout", lambda: nn.LSTM(96, 128, 2, dropout=0.1), (33, 5, 96))
 layer("lstm_cell", lambda: nn.LSTMCell(96, 128), (5, 96))
@@ -505,7 +588,9 @@ def measure(names):
     out = {}
     for name in names:
         torch.cuda.manual_seed(0)  # the dropout state of recurrent layers is made anew
-        torch.cuda.memory._record_memory_history(max_entries=100000, stacks="all" if os.environ.get("PROBE_STACKS") else "python")
+        torch.cuda.memory._record_memory_history(
+            max_entries=100000, stacks="all" if os.environ.get("PROBE_STACKS") else "python"
+        )
         try:
             run(name)
             error = ""
@@ -526,8 +611,24 @@ def measure(names):
     return out
 
 
-SKIP = ("torch::unwind", "torch::CapturedTraceback", "torch::cuda", "c10::", "at::detail::empty", "at::native::empty", "at::_ops",
-        "std::", "at::empty", "Py", "_Py", "torch::autograd::THP", "torch::autograd::VariableType", "cfunction", "method_", "THP")
+SKIP = (
+    "torch::unwind",
+    "torch::CapturedTraceback",
+    "torch::cuda",
+    "c10::",
+    "at::detail::empty",
+    "at::native::empty",
+    "at::_ops",
+    "std::",
+    "at::empty",
+    "Py",
+    "_Py",
+    "torch::autograd::THP",
+    "torch::autograd::VariableType",
+    "cfunction",
+    "method_",
+    "THP",
+)
 
 
 def ours(name, device="h200"):
@@ -537,8 +638,8 @@ def ours(name, device="h200"):
     from fxmem.cuda import personality
     from fxmem.device import find_device
     from fxmem.kernels import expand
-    from fxmem.notes import to_tape
-    from fxmem.record import Recorder
+    from fxmem.recording.notes import to_tape
+    from fxmem.recording.recorder import Recorder
     from fxmem.tape import Phase, Role
 
     gpu = find_device(device)
@@ -628,7 +729,11 @@ def main():
             i += 1
         for j in range(max(0, i - 1), i + o.show):
             left = f"{mine[j][0]:>11} {' '.join(mine[j][1])[:60]}" if j < len(mine) else ""
-            right = f"{real['events'][j][0]:>11} {' < '.join(w.split('(')[0][-38:] for w in real['events'][j][1][:3])}" if j < len(b) else ""
+            right = (
+                f"{real['events'][j][0]:>11} {' < '.join(w.split('(')[0][-38:] for w in real['events'][j][1][:3])}"
+                if j < len(b)
+                else ""
+            )
             if left or right:
                 print(f"  {left:75}| {right}")
     print(f"{len(good)} agree, {len(bad)} do not:", " ".join(bad))

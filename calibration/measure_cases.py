@@ -74,8 +74,23 @@ def draw(rng: random.Random) -> dict[str, object]:
             args[key] = True
     if train and rng.random() < 0.06:
         args["accum"] = 2
-    return {"args": args, "env": rng.choice([{}, {}, {}, {}, {"PHANTOM_SM": 75}, {"PHANTOM_SM": 80}, {"PHANTOM_SM": 86},
-                                             {"PHANTOM_SM": 89}, {"PHANTOM_SM": 100}, {"PHANTOM_SM": 120}])}
+    return {
+        "args": args,
+        "env": rng.choice(
+            [
+                {},
+                {},
+                {},
+                {},
+                {"PHANTOM_SM": 75},
+                {"PHANTOM_SM": 80},
+                {"PHANTOM_SM": 86},
+                {"PHANTOM_SM": 89},
+                {"PHANTOM_SM": 100},
+                {"PHANTOM_SM": 120},
+            ]
+        ),
+    }
 
 
 def options_of(args: dict[str, object]) -> list[str]:
@@ -102,7 +117,12 @@ def main() -> None:
         case = draw(rng)
         if i < done:
             continue
-        command = [str(HERE / "phantom/phantom_run"), str(HERE / "phantom/measure.py"), *options_of(case["args"]), "--keep-outputs"]
+        command = [
+            str(HERE / "phantom/phantom_run"),
+            str(HERE / "phantom/measure.py"),
+            *options_of(case["args"]),
+            "--keep-outputs",
+        ]
         env = {**os.environ, "PHANTOM_CUDNN": "stub", **{k: str(v) for k, v in case["env"].items()}}
         try:
             run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=options.limit)

@@ -4,7 +4,7 @@ Imported by ``kernel_probe.py``; measure with ``PHANTOM_CUDNN=stub``.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from kernel_probe import program
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,8 +22,17 @@ def heads(t, b, h, s, d, layout, grad):
 
 
 def attention(
-    name, q=(3, 8, 129, 64), kv=None, v_dim=None, layout="bhsd", mask=None, train=True, backend=None, total=False,
-    dtypes=ALL, **kw,
+    name,
+    q=(3, 8, 129, 64),
+    kv=None,
+    v_dim=None,
+    layout="bhsd",
+    mask=None,
+    train=True,
+    backend=None,
+    total=False,
+    dtypes=ALL,
+    **kw,
 ):
     def f(t):
         b, h, s, d = q
@@ -55,7 +64,9 @@ for _b, _n in zip(BACKENDS, ("flash", "efficient", "math", "cudnn"), strict=True
     attention(f"{_n}_infer", layout="bshd", backend=_b, dtypes=_types, train=False)
     attention(f"{_n}_gqa", kv=(2, 129), backend=_b, dtypes=_types, enable_gqa=True)
     attention(f"{_n}_mqa", kv=(1, 129), backend=_b, dtypes=_types, enable_gqa=_n == "math")
-    attention(f"{_n}_gqa_decode", q=(3, 8, 1, 64), kv=(2, 2500), backend=_b, dtypes=_types, enable_gqa=True, train=False)
+    attention(
+        f"{_n}_gqa_decode", q=(3, 8, 1, 64), kv=(2, 2500), backend=_b, dtypes=_types, enable_gqa=True, train=False
+    )
     attention(f"{_n}_decode", q=(1, 4, 1, 128), kv=(4, 5000), backend=_b, dtypes=_types, train=False)
     attention(f"{_n}_long", q=(1, 2, 70, 64), kv=(2, 3000), backend=_b, dtypes=_types, train=False)
     attention(f"{_n}_causal", q=(2, 4, 200, 96), backend=_b, dtypes=_types, is_causal=True)
@@ -77,7 +88,9 @@ attention("value128", v_dim=128)
 attention("value_efficient", v_dim=256, backend=SDPBackend.EFFICIENT_ATTENTION)
 
 
-def module(name, make, shape, train, *, dtypes=(torch.float32, torch.float16), amp=(torch.float16,), call=None, weights=True):
+def module(
+    name, make, shape, train, *, dtypes=(torch.float32, torch.float16), amp=(torch.float16,), call=None, weights=True
+):
     def f(t):
         m = make().to(device="cuda", dtype=t.dtype).train(train)
         x = t(*shape, grad=train)
@@ -122,9 +135,23 @@ for _train in (True, False):
     module(f"mha_seq_first_{_s}", lambda: mha(batch_first=False), (65, 3, 96), _train, call=CALLS["slim"])
     module(f"mha_dropout_{_s}", lambda: mha(dropout=0.1), (3, 65, 96), _train, call=CALLS["slim"])
     module(f"mha_no_bias_{_s}", lambda: mha(bias=False), (3, 65, 96), _train, call=CALLS["slim"])
-    module(f"mha_odd_{_s}", lambda: nn.MultiheadAttention(96, 3, batch_first=True), (3, 65, 96), _train, call=CALLS["slim"])
-    module(f"mha_head20_{_s}", lambda: nn.MultiheadAttention(80, 4, batch_first=True), (3, 65, 80), _train, call=CALLS["slim"])
-    module(f"mha_head15_{_s}", lambda: nn.MultiheadAttention(60, 4, batch_first=True), (3, 65, 60), _train, call=CALLS["slim"])
+    module(
+        f"mha_odd_{_s}", lambda: nn.MultiheadAttention(96, 3, batch_first=True), (3, 65, 96), _train, call=CALLS["slim"]
+    )
+    module(
+        f"mha_head20_{_s}",
+        lambda: nn.MultiheadAttention(80, 4, batch_first=True),
+        (3, 65, 80),
+        _train,
+        call=CALLS["slim"],
+    )
+    module(
+        f"mha_head15_{_s}",
+        lambda: nn.MultiheadAttention(60, 4, batch_first=True),
+        (3, 65, 60),
+        _train,
+        call=CALLS["slim"],
+    )
     module(f"mha_2d_{_s}", mha, (65, 96), _train, call=CALLS["slim"])
 
 
@@ -147,9 +174,24 @@ for _train in (True, False):
     module(f"layer_gelu_{_s}", lambda: layer(activation="gelu"), (3, 65, 96), _train)
     module(f"layer_first_{_s}", lambda: layer(norm_first=True), (3, 65, 96), _train)
     module(f"layer_causal_{_s}", layer, (3, 65, 96), _train, call=lambda t, m, x: m(x, square(x), is_causal=True))
-    module(f"stack_causal_{_s}", lambda: nn.TransformerEncoder(layer(), 2), (3, 65, 96), _train,
-           call=lambda t, m, x: m(x, square(x), is_causal=True))
-    module(f"decoder_{_s}", lambda: nn.TransformerDecoderLayer(96, 4, 256, batch_first=True), (3, 65, 96), _train,
-           call=lambda t, m, x: m(x, t(3, 33, 96), tgt_mask=square(x), tgt_is_causal=True))
-    module(f"transformer_{_s}", lambda: nn.Transformer(96, 4, 1, 1, 256, batch_first=True), (3, 65, 96), _train,
-           call=lambda t, m, x: m(x, t(3, 33, 96)))
+    module(
+        f"stack_causal_{_s}",
+        lambda: nn.TransformerEncoder(layer(), 2),
+        (3, 65, 96),
+        _train,
+        call=lambda t, m, x: m(x, square(x), is_causal=True),
+    )
+    module(
+        f"decoder_{_s}",
+        lambda: nn.TransformerDecoderLayer(96, 4, 256, batch_first=True),
+        (3, 65, 96),
+        _train,
+        call=lambda t, m, x: m(x, t(3, 33, 96), tgt_mask=square(x), tgt_is_causal=True),
+    )
+    module(
+        f"transformer_{_s}",
+        lambda: nn.Transformer(96, 4, 1, 1, 256, batch_first=True),
+        (3, 65, 96),
+        _train,
+        call=lambda t, m, x: m(x, t(3, 33, 96)),
+    )

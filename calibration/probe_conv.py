@@ -64,15 +64,52 @@ KINDS = {
     "3dt": ((2, 8, 9, 11, 13), (8, 16, 3, 3, 3), [2, 2, 2], [1, 1, 1], [1, 1, 1], True, [1, 1, 1], 1),
     "3dp": ((2, 3, 8, 16, 16), (16, 3, 2, 8, 8), [2, 8, 8], [0, 0, 0], [1, 1, 1], False, [0, 0, 0], 1),
 }
-FORWARD = ("c.c", "cl.c", "c.cl", "cl.cl", "slice.c", "clslice.c", "swap.c", "step.c", "c.slice", "c.swap", "c.step", "slice.cl", "clslice.cl")
-BACKWARD = ("c.c.c", "cl.c.c", "c.cl.c", "c.c.cl", "c.cl.cl", "cl.cl.c", "cl.c.cl", "cl.cl.cl", "expand.c.c", "expand.cl.cl", "expand_sp.c.c",
-            "slice.c.c", "c.slice.c", "clslice.c.c", "c.clslice.c", "swap.c.c", "c.swap.c", "c.c.swap", "step.c.c", "c.step.c", "c.c.step", "clslice.cl.cl",
-            "cl.clslice.cl", "slice.cl.cl")
+FORWARD = (
+    "c.c",
+    "cl.c",
+    "c.cl",
+    "cl.cl",
+    "slice.c",
+    "clslice.c",
+    "swap.c",
+    "step.c",
+    "c.slice",
+    "c.swap",
+    "c.step",
+    "slice.cl",
+    "clslice.cl",
+)
+BACKWARD = (
+    "c.c.c",
+    "cl.c.c",
+    "c.cl.c",
+    "c.c.cl",
+    "c.cl.cl",
+    "cl.cl.c",
+    "cl.c.cl",
+    "cl.cl.cl",
+    "expand.c.c",
+    "expand.cl.cl",
+    "expand_sp.c.c",
+    "slice.c.c",
+    "c.slice.c",
+    "clslice.c.c",
+    "c.clslice.c",
+    "swap.c.c",
+    "c.swap.c",
+    "c.c.swap",
+    "step.c.c",
+    "c.step.c",
+    "c.c.step",
+    "clslice.cl.cl",
+    "cl.clslice.cl",
+    "slice.cl.cl",
+)
 
 
 def forward(kind, how, bias):
     x, w, *rest = KINDS[kind]
-    out = (w[1] * rest[5] if rest[3] else w[0])
+    out = w[1] * rest[5] if rest[3] else w[0]
 
     def f(t):
         with torch.no_grad():
@@ -85,14 +122,20 @@ def forward(kind, how, bias):
 
 def backward(kind, how, mask):
     x, w, *rest = KINDS[kind]
-    out = (w[1] * rest[5] if rest[3] else w[0])
+    out = w[1] * rest[5] if rest[3] else w[0]
     meta = aten.convolution(torch.empty(x, device="meta"), torch.empty(w, device="meta"), None, *rest)
 
     def f(t):
         with torch.no_grad():
             hg, hx, hw = how.split(".")
-            aten.convolution_backward(layout(t(*meta.shape), hg), layout(t(*x), hx), layout(t(*w), hw), [out], *rest,
-                                      [bool(int(m)) for m in mask])
+            aten.convolution_backward(
+                layout(t(*meta.shape), hg),
+                layout(t(*x), hx),
+                layout(t(*w), hw),
+                [out],
+                *rest,
+                [bool(int(m)) for m in mask],
+            )
 
     f.__name__ = f"kc_bw_{kind}_{how}_{mask}"
     program(dtypes=TYPES if how in ("c.c.c", "cl.cl.cl") else TYPES[:3])(f)

@@ -27,42 +27,83 @@ def ids(*shape, dtype=torch.long):
 
 
 for _n in (1, 77, 1000, 3072, 3073, 5000, 40000, 200000, 3000000):
-    call(f"embedding_bw_{_n}", lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n), 1031, -1, False),
-         FLOATS if _n == 5000 else F32)
+    call(
+        f"embedding_bw_{_n}",
+        lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n), 1031, -1, False),
+        FLOATS if _n == 5000 else F32,
+    )
 call("embedding_bw_pad", lambda t: aten.embedding_dense_backward(t(77, 65), ids(77), 1031, 3, False))
 call("embedding_bw_pad_big", lambda t: aten.embedding_dense_backward(t(5000, 65), ids(5000), 1031, 3, False))
 call("embedding_bw_scale", lambda t: aten.embedding_dense_backward(t(77, 65), ids(77), 1031, -1, True))
 call("embedding_bw_scale_big", lambda t: aten.embedding_dense_backward(t(5000, 65), ids(5000), 1031, -1, True))
-call("embedding_bw_int", lambda t: aten.embedding_dense_backward(t(5000, 65), ids(5000, dtype=torch.int), 1031, -1, False))
-call("embedding_bw_int_scale", lambda t: aten.embedding_dense_backward(
-    t(5000, 65), ids(5000, dtype=torch.int), 1031, -1, True))
-call("embedding_bw_strided", lambda t: aten.embedding_dense_backward(
-    t(65, 5000).t(), ids(5000, 2)[:, 0], 1031, -1, False))
-call("embedding_bw_strided_small", lambda t: aten.embedding_dense_backward(
-    t(65, 500).t(), ids(500, 2)[:, 0], 1031, -1, False))
+call(
+    "embedding_bw_int",
+    lambda t: aten.embedding_dense_backward(t(5000, 65), ids(5000, dtype=torch.int), 1031, -1, False),
+)
+call(
+    "embedding_bw_int_scale",
+    lambda t: aten.embedding_dense_backward(t(5000, 65), ids(5000, dtype=torch.int), 1031, -1, True),
+)
+call(
+    "embedding_bw_strided",
+    lambda t: aten.embedding_dense_backward(t(65, 5000).t(), ids(5000, 2)[:, 0], 1031, -1, False),
+)
+call(
+    "embedding_bw_strided_small",
+    lambda t: aten.embedding_dense_backward(t(65, 500).t(), ids(500, 2)[:, 0], 1031, -1, False),
+)
 call("embedding_bw_vocab", lambda t: aten.embedding_dense_backward(t(8, 1024, 33), ids(8, 1024), 50257, -1, False))
 call("embedding_bw_few", lambda t: aten.embedding_dense_backward(t(8, 1024, 33), ids(8, 1024), 2, -1, False))
 
 for _mode in (0, 1, 2):
-    call(f"embedding_bag_{_mode}", lambda t, m=_mode: aten._embedding_bag(
-        t(1031, 65), ids(777), ids(13), False, m, False, None, False, -1))
-    call(f"embedding_bag_fo_{_mode}", lambda t, m=_mode: aten._embedding_bag_forward_only(
-        t(1031, 65), ids(777), ids(13), False, m, False, None, False, -1))
-    call(f"embedding_bag_pad_{_mode}", lambda t, m=_mode: aten._embedding_bag(
-        t(1031, 65), ids(777), ids(13), False, m, False, None, False, 3))
-    call(f"embedding_bag_bw_{_mode}", lambda t, m=_mode: aten._embedding_bag_dense_backward(
-        t(13, 65), ids(777), ids(777), ids(13), ids(*((13, 65) if m == 2 else (13,))), 1031, False, m, None, -1))
-call("embedding_bag_bw_scale", lambda t: aten._embedding_bag_dense_backward(
-    t(13, 65), ids(777), ids(777), ids(13), ids(13), 1031, True, 0, None, -1))
-call("embedding_bag_w", lambda t: aten._embedding_bag(t(1031, 65), ids(777), ids(13), False, 0, False, t(777), False, -1))
-call("embedding_bag_bw_w", lambda t: aten._embedding_bag_dense_backward(
-    t(13, 65), ids(777), ids(777), ids(13), ids(13), 1031, False, 0, t(777), -1))
-call("embedding_bag_psw_bw", lambda t: aten._embedding_bag_per_sample_weights_backward(
-    t(13, 65), t(1031, 65), ids(777), ids(13), ids(777), 0, -1))
+    call(
+        f"embedding_bag_{_mode}",
+        lambda t, m=_mode: aten._embedding_bag(t(1031, 65), ids(777), ids(13), False, m, False, None, False, -1),
+    )
+    call(
+        f"embedding_bag_fo_{_mode}",
+        lambda t, m=_mode: aten._embedding_bag_forward_only(
+            t(1031, 65), ids(777), ids(13), False, m, False, None, False, -1
+        ),
+    )
+    call(
+        f"embedding_bag_pad_{_mode}",
+        lambda t, m=_mode: aten._embedding_bag(t(1031, 65), ids(777), ids(13), False, m, False, None, False, 3),
+    )
+    call(
+        f"embedding_bag_bw_{_mode}",
+        lambda t, m=_mode: aten._embedding_bag_dense_backward(
+            t(13, 65), ids(777), ids(777), ids(13), ids(*((13, 65) if m == 2 else (13,))), 1031, False, m, None, -1
+        ),
+    )
+call(
+    "embedding_bag_bw_scale",
+    lambda t: aten._embedding_bag_dense_backward(
+        t(13, 65), ids(777), ids(777), ids(13), ids(13), 1031, True, 0, None, -1
+    ),
+)
+call(
+    "embedding_bag_w", lambda t: aten._embedding_bag(t(1031, 65), ids(777), ids(13), False, 0, False, t(777), False, -1)
+)
+call(
+    "embedding_bag_bw_w",
+    lambda t: aten._embedding_bag_dense_backward(
+        t(13, 65), ids(777), ids(777), ids(13), ids(13), 1031, False, 0, t(777), -1
+    ),
+)
+call(
+    "embedding_bag_psw_bw",
+    lambda t: aten._embedding_bag_per_sample_weights_backward(
+        t(13, 65), t(1031, 65), ids(777), ids(13), ids(777), 0, -1
+    ),
+)
 
 for _n in (1, 100, 5000, 40000, 300000):
-    call(f"index_put_acc_{_n}", lambda t, n=_n: aten.index_put(t(1031, 17), [ids(n)], t(n, 17), True),
-         FLOATS if _n == 5000 else F32)
+    call(
+        f"index_put_acc_{_n}",
+        lambda t, n=_n: aten.index_put(t(1031, 17), [ids(n)], t(n, 17), True),
+        FLOATS if _n == 5000 else F32,
+    )
 call("index_put_plain", lambda t: aten.index_put(t(1031, 17), [ids(100)], t(100, 17), False))
 call("index_put__plain", lambda t: aten.index_put_(t(1031, 17), [ids(100)], t(100, 17), False))
 call("index_put__scalar", lambda t: aten.index_put_(t(1031, 17), [ids(100)], t(()), False))
@@ -117,7 +158,10 @@ call("scatter_add_last", lambda t: aten.scatter_add_(t(31, 1031), 1, ids(31, 100
 call("scatter_add_expanded", lambda t: aten.scatter_add_(t(1031, 17), 0, ids(100, 1).expand(100, 17), t(100, 17)))
 call("scatter_add_1d", lambda t: aten.scatter_add_(t(1031), 0, ids(100), t(100)))
 call("scatter_reduce_mean", lambda t: aten.scatter_reduce_(t(1031, 17), 0, ids(100, 17), t(100, 17), "mean"))
-call("scatter_reduce_amax", lambda t: aten.scatter_reduce(t(1031, 17), 0, ids(100, 17), t(100, 17), "amax", include_self=False))
+call(
+    "scatter_reduce_amax",
+    lambda t: aten.scatter_reduce(t(1031, 17), 0, ids(100, 17), t(100, 17), "amax", include_self=False),
+)
 call("gather", lambda t: aten.gather(t(1031, 17), 0, ids(100, 17)))
 call("take", lambda t: aten.take(t(1031, 17), ids(100, 17)))
 call("put", lambda t: aten.put(t(1031, 17), ids(100), t(100), True))
@@ -144,12 +188,34 @@ call("repeat_interleave_self", lambda t: aten.repeat_interleave(t(100, 7), ids(1
 call("repeat_interleave_int", lambda t: aten.repeat_interleave(t(100, 7), 3, 0))
 call("repeat_interleave_int1", lambda t: aten.repeat_interleave(t(100, 7), 3, 1))
 
-for _shape in ((1,), (7, 20), (37, 1000), (3, 1024), (3, 2048), (7, 3000), (2, 4096), (2, 4097), (500, 5000), (1, 5000), (5000,), (100000,), (1000000,),
-               (3, 100000), (200, 2000), (5, 50000), (65, 65, 65), (129, 7, 2050)):
+for _shape in (
+    (1,),
+    (7, 20),
+    (37, 1000),
+    (3, 1024),
+    (3, 2048),
+    (7, 3000),
+    (2, 4096),
+    (2, 4097),
+    (500, 5000),
+    (1, 5000),
+    (5000,),
+    (100000,),
+    (1000000,),
+    (3, 100000),
+    (200, 2000),
+    (5, 50000),
+    (65, 65, 65),
+    (129, 7, 2050),
+):
     _label = "x".join(map(str, _shape))
     _types = FLOATS if _shape in ((37, 1000), (500, 5000), (5000,), (1000000,)) else F32
     call(f"sort_{_label}", lambda t, s=_shape: aten.sort(t(*s)), _types)
-    call(f"sort_stable_{_label}", lambda t, s=_shape: aten.sort.stable(t(*s), stable=True, dim=-1, descending=True), _types)
+    call(
+        f"sort_stable_{_label}",
+        lambda t, s=_shape: aten.sort.stable(t(*s), stable=True, dim=-1, descending=True),
+        _types,
+    )
     call(f"sort_l_{_label}", lambda t, s=_shape: aten.sort(ids(*s)), F32)
     call(f"argsort_{_label}", lambda t, s=_shape: torch.argsort(t(*s)), _types)
     call(f"msort_{_label}", lambda t, s=_shape: aten.sort(t(*s), 0), _types)
@@ -214,17 +280,47 @@ call("meshgrid", lambda t: torch.stack(torch.meshgrid(t(37), t(17), indexing="ij
 call("cartesian", lambda t: torch.combinations(t(7)))
 call("isin", lambda t: torch.isin(t(37, 33), t(5)))
 call("isin_big", lambda t: torch.isin(t(37, 33), t(500)))
-for _n, _v in ((3080, 100), (3090, 102), (3090, 103), (20000, 500), (20000, 527), (20000, 528), (20000, 431), (20000, 432), (20000, 160), (20000, 159), (20000, 600), (20000, 680),
-               (200000, 591), (200000, 592), (200000, 679)):
-    call(f"embedding_bw_few_{_n}_{_v}", lambda t, n=_n, v=_v: aten.embedding_dense_backward(t(n, 17), ids(n), v, -1, False))
-    call(f"embedding_bag_bw_few_{_n}_{_v}", lambda t, n=_n, v=_v: aten._embedding_bag_dense_backward(
-        t(13, 65), ids(n), ids(n), ids(13), ids(13), v, False, 0, None, -1))
+for _n, _v in (
+    (3080, 100),
+    (3090, 102),
+    (3090, 103),
+    (20000, 500),
+    (20000, 527),
+    (20000, 528),
+    (20000, 431),
+    (20000, 432),
+    (20000, 160),
+    (20000, 159),
+    (20000, 600),
+    (20000, 680),
+    (200000, 591),
+    (200000, 592),
+    (200000, 679),
+):
+    call(
+        f"embedding_bw_few_{_n}_{_v}",
+        lambda t, n=_n, v=_v: aten.embedding_dense_backward(t(n, 17), ids(n), v, -1, False),
+    )
+    call(
+        f"embedding_bag_bw_few_{_n}_{_v}",
+        lambda t, n=_n, v=_v: aten._embedding_bag_dense_backward(
+            t(13, 65), ids(n), ids(n), ids(13), ids(13), v, False, 0, None, -1
+        ),
+    )
 for _n in (100000, 1000000):
     for _t in (torch.int, torch.long):
-        call(f"embedding_bw_scale_{_n}_{str(_t)[6:]}", lambda t, n=_n, d=_t: aten.embedding_dense_backward(t(n, 3), ids(n, dtype=d), 100000, -1, True), F32)
+        call(
+            f"embedding_bw_scale_{_n}_{str(_t)[6:]}",
+            lambda t, n=_n, d=_t: aten.embedding_dense_backward(t(n, 3), ids(n, dtype=d), 100000, -1, True),
+            F32,
+        )
 for _n in (2304, 2305, 4096, 4097, 4608, 4609, 4864, 4865, 30000, 1234567):
     call(f"nonzero_{_n}", lambda t, n=_n: aten.nonzero(ids(n, dtype=torch.bool)), F32)
     call(f"randperm_{_n}", lambda t, n=_n: aten.randperm(n, device="cuda"), F32)
     call(f"embedding_bw_{_n}", lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n), 70000, -1, False), F32)
-    call(f"embedding_bwi_{_n}", lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n, dtype=torch.int), 70000, -1, False), F32)
+    call(
+        f"embedding_bwi_{_n}",
+        lambda t, n=_n: aten.embedding_dense_backward(t(n, 17), ids(n, dtype=torch.int), 70000, -1, False),
+        F32,
+    )
     call(f"masked_scatter_{_n}", lambda t, n=_n: aten.masked_scatter(t(n), ids(n, dtype=torch.bool), t(n)))

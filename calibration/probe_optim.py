@@ -46,22 +46,36 @@ for _n in ALL:
     opt(_n.lower() + "_maximize", lambda p, n=_n: getattr(O, n)(p, lr=0.01, maximize=True))
     opt(_n.lower() + "_maximize_single", lambda p, n=_n: getattr(O, n)(p, lr=0.01, maximize=True, foreach=False))
     opt(_n.lower() + "_half", lambda p, n=_n: getattr(O, n)(p, lr=0.01), SMALL, (torch.float16, torch.float64))
-    opt(_n.lower() + "_transposed", lambda p, n=_n: getattr(O, n)(p, lr=0.01), ((1000, 13), (37, 13)),
-        layout=lambda t, s: t(*s[::-1]).t(), grad=lambda p: torch.empty(p.shape, dtype=p.dtype, device=p.device))
-    opt(_n.lower() + "_gaps", lambda p, n=_n: getattr(O, n)(p, lr=0.01), ((1000, 13), (37, 13)),
-        layout=lambda t, s: t(s[0], 2 * s[1])[:, : s[1]])
+    opt(
+        _n.lower() + "_transposed",
+        lambda p, n=_n: getattr(O, n)(p, lr=0.01),
+        ((1000, 13), (37, 13)),
+        layout=lambda t, s: t(*s[::-1]).t(),
+        grad=lambda p: torch.empty(p.shape, dtype=p.dtype, device=p.device),
+    )
+    opt(
+        _n.lower() + "_gaps",
+        lambda p, n=_n: getattr(O, n)(p, lr=0.01),
+        ((1000, 13), (37, 13)),
+        layout=lambda t, s: t(s[0], 2 * s[1])[:, : s[1]],
+    )
     if _n != "Rprop":
         opt(_n.lower() + "_decay", lambda p, n=_n: getattr(O, n)(p, lr=0.01, weight_decay=0.1))
         opt(_n.lower() + "_decay_max", lambda p, n=_n: getattr(O, n)(p, lr=0.01, weight_decay=0.1, maximize=True))
         opt(_n.lower() + "_decay_single", lambda p, n=_n: getattr(O, n)(p, lr=0.01, weight_decay=0.1, foreach=False))
     if _n not in ("SGD", "Adagrad"):
         opt(_n.lower() + "_capturable", lambda p, n=_n: getattr(O, n)(p, lr=0.01, capturable=True), dtypes=TWO)
-        opt(_n.lower() + "_capturable_single", lambda p, n=_n: getattr(O, n)(
-            p, lr=0.01, capturable=True, foreach=False))
+        opt(
+            _n.lower() + "_capturable_single", lambda p, n=_n: getattr(O, n)(p, lr=0.01, capturable=True, foreach=False)
+        )
 for _n in ("Adam", "AdamW", "SGD", "Adagrad"):
     opt(_n.lower() + "_fused", lambda p, n=_n: getattr(O, n)(p, lr=0.01, fused=True), dtypes=TWO)
-    opt(_n.lower() + "_fused_gaps", lambda p, n=_n: getattr(O, n)(p, lr=0.01, fused=True), ((1000, 13), (37, 13)),
-        layout=lambda t, s: t(s[0], 2 * s[1])[:, : s[1]])
+    opt(
+        _n.lower() + "_fused_gaps",
+        lambda p, n=_n: getattr(O, n)(p, lr=0.01, fused=True),
+        ((1000, 13), (37, 13)),
+        layout=lambda t, s: t(s[0], 2 * s[1])[:, : s[1]],
+    )
 for _n in ("Adam", "AdamW"):
     for _k in ("foreach", "fused"):
         opt(f"{_n.lower()}_amsgrad_{_k}", lambda p, n=_n, k=_k: getattr(O, n)(p, amsgrad=True, **{k: True}))
@@ -93,11 +107,20 @@ opt("nadam_decoupled", lambda p: O.NAdam(p, weight_decay=0.1, decoupled_weight_d
 opt("adagrad_decay_lr", lambda p: O.Adagrad(p, lr_decay=0.1))
 opt("zero_grad_keep", lambda p: O.AdamW(p), set_to_none=False)
 opt("sgd_zero_grad_keep", lambda p: O.SGD(p, lr=0.1, momentum=0.9), SMALL, set_to_none=False)
-opt("channels_last", lambda p: O.AdamW(p), ((32, 16, 3, 3), (64, 32, 3, 3), (64,)),
-    layout=lambda t, s: t(*s).to(memory_format=torch.channels_last) if len(s) == 4 else t(*s))
-opt("channels_last_grad", lambda p: O.AdamW(p), ((32, 16, 3, 3), (64, 32, 3, 3), (64,)),
+opt(
+    "channels_last",
+    lambda p: O.AdamW(p),
+    ((32, 16, 3, 3), (64, 32, 3, 3), (64,)),
+    layout=lambda t, s: t(*s).to(memory_format=torch.channels_last) if len(s) == 4 else t(*s),
+)
+opt(
+    "channels_last_grad",
+    lambda p: O.AdamW(p),
+    ((32, 16, 3, 3), (64, 32, 3, 3), (64,)),
     grad=lambda p: torch.empty(p.shape, dtype=p.dtype, device=p.device).to(
-        memory_format=torch.channels_last if p.dim() == 4 else torch.contiguous_format))
+        memory_format=torch.channels_last if p.dim() == 4 else torch.contiguous_format
+    ),
+)
 opt("scalars", lambda p: O.AdamW(p), ((1,), (3, 1), (1000, 13)))
 if hasattr(O, "Adafactor"):
     for _k in (None, True, False):
@@ -234,8 +257,20 @@ def clipx_gaps(t):
     U.clip_grad_norm_(params, 1.0)
 
 
-def loop(name, optimizer, dtypes=F32, clip=None, accumulate=1, scaler=True, amp=torch.float16, zero=True, ema=False,
-         schedule=None, sizes=(333, 1027, 1031), steps=3):
+def loop(
+    name,
+    optimizer,
+    dtypes=F32,
+    clip=None,
+    accumulate=1,
+    scaler=True,
+    amp=torch.float16,
+    zero=True,
+    ema=False,
+    schedule=None,
+    sizes=(333, 1027, 1031),
+    steps=3,
+):
     def f(t):
         place = {"device": "cuda", "dtype": t.dtype}
         net = nn.Sequential(nn.Linear(*sizes[:2], **place), nn.ReLU(), nn.Linear(*sizes[1:], **place))
@@ -284,12 +319,27 @@ loop("bf16", _adamw, scaler=False, amp=torch.bfloat16, clip=_norm)
 loop("swa", _adamw, scaler=False, amp=None, ema={})
 loop("ema", _adamw, scaler=False, amp=None, ema={"multi_avg_fn": O.swa_utils.get_ema_multi_avg_fn(0.99)})
 loop("ema_single", _adamw, scaler=False, amp=None, ema={"avg_fn": O.swa_utils.get_ema_avg_fn(0.99)})
-loop("ema_buffers", _adamw, scaler=False, amp=None, ema={
-    "multi_avg_fn": O.swa_utils.get_ema_multi_avg_fn(0.99), "use_buffers": True})
+loop(
+    "ema_buffers",
+    _adamw,
+    scaler=False,
+    amp=None,
+    ema={"multi_avg_fn": O.swa_utils.get_ema_multi_avg_fn(0.99), "use_buffers": True},
+)
 loop("cosine", _adamw, scaler=False, amp=None, schedule=lambda o: O.lr_scheduler.CosineAnnealingLR(o, 10))
-loop("onecycle_tensor", lambda p: device_rate(O.AdamW(p, lr=1e-3, capturable=True)), scaler=False, amp=None,
-     schedule=lambda o: O.lr_scheduler.LinearLR(o))
-loop("fused_tensor_lr", lambda p: device_rate(O.AdamW(p, lr=1e-3, fused=True)), scaler=False, amp=None,
-     schedule=lambda o: O.lr_scheduler.LambdaLR(o, lambda s: 0.9**s))
+loop(
+    "onecycle_tensor",
+    lambda p: device_rate(O.AdamW(p, lr=1e-3, capturable=True)),
+    scaler=False,
+    amp=None,
+    schedule=lambda o: O.lr_scheduler.LinearLR(o),
+)
+loop(
+    "fused_tensor_lr",
+    lambda p: device_rate(O.AdamW(p, lr=1e-3, fused=True)),
+    scaler=False,
+    amp=None,
+    schedule=lambda o: O.lr_scheduler.LambdaLR(o, lambda s: 0.9**s),
+)
 loop("large", _adamw, clip=_norm, sizes=(1100, 1203, 1009))
 loop("large_fused", lambda p: O.AdamW(p, fused=True), clip=_norm, sizes=(1100, 1203, 1009))

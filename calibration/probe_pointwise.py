@@ -29,8 +29,16 @@ def cl(x):
 
 for _name in ("softmax", "log_softmax"):
     _f, _b = getattr(aten, "_" + _name), getattr(aten, f"_{_name}_backward_data")
-    for _label, _shape, _dim in (("last", (7, 33, 17), -1), ("mid", (7, 33, 17), 1), ("first", (7, 33, 17), 0), ("big", (3, 5000), 1),
-                                 ("huge", (3, 50000), 1), ("one", (33,), 0), ("n1", (33, 1), 1), ("odd", (3, 1025), 1)):
+    for _label, _shape, _dim in (
+        ("last", (7, 33, 17), -1),
+        ("mid", (7, 33, 17), 1),
+        ("first", (7, 33, 17), 0),
+        ("big", (3, 5000), 1),
+        ("huge", (3, 50000), 1),
+        ("one", (33,), 0),
+        ("n1", (33, 1), 1),
+        ("odd", (3, 1025), 1),
+    ):
         call(f"{_name}_{_label}", lambda t, f=_f, s=_shape, d=_dim: f(t(*s), d, False))
         call(f"{_name}_bw_{_label}", lambda t, f=_b, s=_shape, d=_dim: f(t(*s), t(*s), d, t.dtype))
     call(f"{_name}_t", lambda t, f=_f: f(t(7, 17, 33).transpose(1, 2), -1, False))
@@ -39,12 +47,19 @@ for _name in ("softmax", "log_softmax"):
     call(f"{_name}_bw_t2", lambda t, f=_b: f(t(7, 33, 17), t(7, 17, 33).transpose(1, 2), -1, t.dtype))
     call(f"{_name}_bw_e", lambda t, f=_b: f(t(1).expand(7, 33, 17), t(7, 33, 17), -1, t.dtype))
     call(f"{_name}_bw_e1", lambda t, f=_b: f(t(7, 33, 1).expand(7, 33, 17), t(7, 33, 17), -1, t.dtype))
-    call(f"{_name}_bw_half", lambda t, f=_b: f(t(7, 33, 17, dtype=torch.float32), t(7, 33, 17, dtype=torch.float32), -1, torch.float16), (torch.float16,))
+    call(
+        f"{_name}_bw_half",
+        lambda t, f=_b: f(t(7, 33, 17, dtype=torch.float32), t(7, 33, 17, dtype=torch.float32), -1, torch.float16),
+        (torch.float16,),
+    )
     call(f"{_name}_bw_cl", lambda t, f=_b: f(cl(t(7, 33, 17, 5)), cl(t(7, 33, 17, 5)), 1, t.dtype))
 call("safe_softmax", lambda t: aten._safe_softmax(t(7, 33, 17), -1))
 call("masked_softmax", lambda t: aten._masked_softmax(t(7, 3, 17, 17), bools(7, 3, 17, 17), -1, 2))
 call("masked_softmax1", lambda t: aten._masked_softmax(t(7, 3, 17, 17), bools(7, 17), -1, 1))
-call("masked_softmax_bw", lambda t: aten._masked_softmax_backward(t(7, 3, 17, 17), t(7, 3, 17, 17), bools(7, 3, 17, 17), -1))
+call(
+    "masked_softmax_bw",
+    lambda t: aten._masked_softmax_backward(t(7, 3, 17, 17), t(7, 3, 17, 17), bools(7, 3, 17, 17), -1),
+)
 call("logsigmoid", lambda t: aten.log_sigmoid_forward(t(7, 33)))
 call("logsigmoid_bw", lambda t: aten.log_sigmoid_backward(t(7, 33), t(7, 33), t(0)))
 call("glu", lambda t: aten.glu(t(7, 32, 17), 1))
@@ -131,8 +146,12 @@ call("silu_bw", lambda t: aten.silu_backward(t(33, 3), t(33, 3)))
 call("threshold_bw_e", lambda t: aten.threshold_backward(t(1).expand(33, 3), t(33, 3), 0))
 
 X4 = (5, 24, 17, 19)
-for _l, _m in (("c", lambda x: x), ("cl", cl), ("t", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
-               ("s", lambda x: torch.cat([x, x], 1)[:, ::2])):
+for _l, _m in (
+    ("c", lambda x: x),
+    ("cl", cl),
+    ("t", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
+    ("s", lambda x: torch.cat([x, x], 1)[:, ::2]),
+):
     call(f"max_pool_{_l}", lambda t, m=_m: aten.max_pool2d_with_indices(m(t(*X4)), [3, 3], [2, 2], [1, 1]))
     call(f"avg_pool_{_l}", lambda t, m=_m: aten.avg_pool2d(m(t(*X4)), [3, 3], [2, 2], [1, 1]))
     call(f"adaptive_avg_{_l}", lambda t, m=_m: aten._adaptive_avg_pool2d(m(t(*X4)), [7, 7]))
@@ -150,37 +169,109 @@ for _l, _m in (("c", lambda x: x), ("cl", cl), ("t", lambda x: x.transpose(2, 3)
     call(f"im2col_{_l}", lambda t, m=_m: aten.im2col(m(t(*X4)), [3, 3], [1, 1], [1, 1], [1, 1]))
     call(f"pixel_shuffle_{_l}", lambda t, m=_m: aten.pixel_shuffle(m(t(*X4)), 2))
     call(f"channel_shuffle_{_l}", lambda t, m=_m: aten.channel_shuffle(m(t(*X4)), 4))
-    for _l2, _m2 in (("c", lambda x: x), ("cl", cl), ("t", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
-                     ("e", lambda x: x.new_empty(1).expand(x.shape))):
+    for _l2, _m2 in (
+        ("c", lambda x: x),
+        ("cl", cl),
+        ("t", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
+        ("e", lambda x: x.new_empty(1).expand(x.shape)),
+    ):
         _n = f"{_l2}.{_l}"
-        call(f"max_pool_bw_{_n}", lambda t, m=_m, g=_m2: aten.max_pool2d_with_indices_backward(
-            g(t(5, 24, 9, 10)), m(t(*X4)), [3, 3], [2, 2], [1, 1], [1, 1], False, torch.zeros(5, 24, 9, 10, dtype=torch.long, device="cuda")))
-        call(f"avg_pool_bw_{_n}", lambda t, m=_m, g=_m2: aten.avg_pool2d_backward(
-            g(t(5, 24, 9, 10)), m(t(*X4)), [3, 3], [2, 2], [1, 1], False, True, None))
-        call(f"adaptive_avg_bw_{_n}", lambda t, m=_m, g=_m2: aten._adaptive_avg_pool2d_backward(g(t(5, 24, 7, 7)), m(t(*X4))))
-        call(f"adaptive_max_bw_{_n}", lambda t, m=_m, g=_m2: aten.adaptive_max_pool2d_backward(
-            g(t(5, 24, 7, 7)), m(t(*X4)), torch.zeros(5, 24, 7, 7, dtype=torch.long, device="cuda")))
-        call(f"pad_reflect_bw_{_n}", lambda t, m=_m, g=_m2: aten.reflection_pad2d_backward(g(t(5, 24, 20, 22)), m(t(*X4)), [1, 2, 1, 2]))
-        call(f"pad_replicate_bw_{_n}", lambda t, m=_m, g=_m2: aten.replication_pad2d_backward(g(t(5, 24, 20, 22)), m(t(*X4)), [1, 2, 1, 2]))
-        call(f"grid_bw_{_n}", lambda t, m=_m, g=_m2: aten.grid_sampler_2d_backward(
-            g(t(5, 24, 9, 9)), m(t(*X4)), t(5, 9, 9, 2), 0, 0, False, [True, True]))
+        call(
+            f"max_pool_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten.max_pool2d_with_indices_backward(
+                g(t(5, 24, 9, 10)),
+                m(t(*X4)),
+                [3, 3],
+                [2, 2],
+                [1, 1],
+                [1, 1],
+                False,
+                torch.zeros(5, 24, 9, 10, dtype=torch.long, device="cuda"),
+            ),
+        )
+        call(
+            f"avg_pool_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten.avg_pool2d_backward(
+                g(t(5, 24, 9, 10)), m(t(*X4)), [3, 3], [2, 2], [1, 1], False, True, None
+            ),
+        )
+        call(
+            f"adaptive_avg_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten._adaptive_avg_pool2d_backward(g(t(5, 24, 7, 7)), m(t(*X4))),
+        )
+        call(
+            f"adaptive_max_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten.adaptive_max_pool2d_backward(
+                g(t(5, 24, 7, 7)), m(t(*X4)), torch.zeros(5, 24, 7, 7, dtype=torch.long, device="cuda")
+            ),
+        )
+        call(
+            f"pad_reflect_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten.reflection_pad2d_backward(g(t(5, 24, 20, 22)), m(t(*X4)), [1, 2, 1, 2]),
+        )
+        call(
+            f"pad_replicate_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten.replication_pad2d_backward(g(t(5, 24, 20, 22)), m(t(*X4)), [1, 2, 1, 2]),
+        )
+        call(
+            f"grid_bw_{_n}",
+            lambda t, m=_m, g=_m2: aten.grid_sampler_2d_backward(
+                g(t(5, 24, 9, 9)), m(t(*X4)), t(5, 9, 9, 2), 0, 0, False, [True, True]
+            ),
+        )
         call(f"cat_{_n}", lambda t, m=_m, g=_m2: aten.cat([m(t(*X4)), g(t(*X4))], 1))
         call(f"cat_last_{_n}", lambda t, m=_m, g=_m2: aten.cat([m(t(*X4)), g(t(*X4))], 3))
-for _l2, _m2 in (("c", lambda x: x), ("cl", cl), ("t", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)), ("e", lambda x: x.new_empty(1).expand(x.shape))):
-    call(f"up_nearest_bw_{_l2}", lambda t, g=_m2: aten.upsample_nearest2d_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), None, None))
-    call(f"up_bilinear_bw_{_l2}", lambda t, g=_m2: aten.upsample_bilinear2d_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), False, None, None))
-    call(f"up_bicubic_bw_{_l2}", lambda t, g=_m2: aten.upsample_bicubic2d_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), False, None, None))
-    call(f"up_bilinear_aa_bw_{_l2}", lambda t, g=_m2: aten._upsample_bilinear2d_aa_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), False, None, None))
-    call(f"col2im_{_l2}", lambda t, g=_m2: aten.col2im(g(t(5, 216, 17 * 19, 1))[..., 0], [17, 19], [3, 3], [1, 1], [1, 1], [1, 1]))
+for _l2, _m2 in (
+    ("c", lambda x: x),
+    ("cl", cl),
+    ("t", lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
+    ("e", lambda x: x.new_empty(1).expand(x.shape)),
+):
+    call(
+        f"up_nearest_bw_{_l2}",
+        lambda t, g=_m2: aten.upsample_nearest2d_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), None, None),
+    )
+    call(
+        f"up_bilinear_bw_{_l2}",
+        lambda t, g=_m2: aten.upsample_bilinear2d_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), False, None, None),
+    )
+    call(
+        f"up_bicubic_bw_{_l2}",
+        lambda t, g=_m2: aten.upsample_bicubic2d_backward(g(t(5, 24, 34, 38)), [34, 38], list(X4), False, None, None),
+    )
+    call(
+        f"up_bilinear_aa_bw_{_l2}",
+        lambda t, g=_m2: aten._upsample_bilinear2d_aa_backward(
+            g(t(5, 24, 34, 38)), [34, 38], list(X4), False, None, None
+        ),
+    )
+    call(
+        f"col2im_{_l2}",
+        lambda t, g=_m2: aten.col2im(g(t(5, 216, 17 * 19, 1))[..., 0], [17, 19], [3, 3], [1, 1], [1, 1], [1, 1]),
+    )
 X3, X5 = (5, 24, 37), (2, 8, 9, 11, 13)
 call("max_pool1d", lambda t: F.max_pool1d(t(*X3), 3))
 call("avg_pool1d", lambda t: F.avg_pool1d(t(*X3), 3))
 call("adaptive_avg1d", lambda t: F.adaptive_avg_pool1d(t(*X3), 7))
 call("max_pool3d", lambda t: aten.max_pool3d_with_indices(t(*X5), [2, 2, 2]))
-call("max_pool3d_bw", lambda t: aten.max_pool3d_with_indices_backward(
-    t(2, 8, 4, 5, 6), t(*X5), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, torch.zeros(2, 8, 4, 5, 6, dtype=torch.long, device="cuda")))
+call(
+    "max_pool3d_bw",
+    lambda t: aten.max_pool3d_with_indices_backward(
+        t(2, 8, 4, 5, 6),
+        t(*X5),
+        [2, 2, 2],
+        [2, 2, 2],
+        [0, 0, 0],
+        [1, 1, 1],
+        False,
+        torch.zeros(2, 8, 4, 5, 6, dtype=torch.long, device="cuda"),
+    ),
+)
 call("avg_pool3d", lambda t: aten.avg_pool3d(t(*X5), [2, 2, 2]))
-call("avg_pool3d_bw", lambda t: aten.avg_pool3d_backward(t(2, 8, 4, 5, 6), t(*X5), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None))
+call(
+    "avg_pool3d_bw",
+    lambda t: aten.avg_pool3d_backward(t(2, 8, 4, 5, 6), t(*X5), [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None),
+)
 call("adaptive_avg3d", lambda t: aten._adaptive_avg_pool3d(t(*X5), [3, 3, 3]))
 call("adaptive_avg3d_1", lambda t: aten._adaptive_avg_pool3d(t(*X5), [1, 1, 1]))
 call("adaptive_avg3d_bw", lambda t: aten._adaptive_avg_pool3d_backward(t(2, 8, 3, 3, 3), t(*X5)))
@@ -192,9 +283,15 @@ call("up_nearest1d_bw", lambda t: aten.upsample_nearest1d_backward(t(5, 24, 74),
 call("up_linear1d", lambda t: aten.upsample_linear1d(t(*X3), [74], False, None))
 call("up_linear1d_bw", lambda t: aten.upsample_linear1d_backward(t(5, 24, 74), [74], list(X3), False, None))
 call("up_nearest3d", lambda t: aten.upsample_nearest3d(t(*X5), [18, 22, 26], None, None, None))
-call("up_nearest3d_bw", lambda t: aten.upsample_nearest3d_backward(t(2, 8, 18, 22, 26), [18, 22, 26], list(X5), None, None, None))
+call(
+    "up_nearest3d_bw",
+    lambda t: aten.upsample_nearest3d_backward(t(2, 8, 18, 22, 26), [18, 22, 26], list(X5), None, None, None),
+)
 call("up_tri3d", lambda t: aten.upsample_trilinear3d(t(*X5), [18, 22, 26], False, None, None, None))
-call("up_tri3d_bw", lambda t: aten.upsample_trilinear3d_backward(t(2, 8, 18, 22, 26), [18, 22, 26], list(X5), False, None, None, None))
+call(
+    "up_tri3d_bw",
+    lambda t: aten.upsample_trilinear3d_backward(t(2, 8, 18, 22, 26), [18, 22, 26], list(X5), False, None, None, None),
+)
 call("pad_reflect1d", lambda t: aten.reflection_pad1d(t(*X3), [1, 2]))
 call("pad_reflect1d_bw", lambda t: aten.reflection_pad1d_backward(t(5, 24, 40), t(*X3), [1, 2]))
 call("pad_replicate1d", lambda t: aten.replication_pad1d(t(*X3), [1, 2]))
@@ -205,8 +302,14 @@ call("pad_replicate3d_bw", lambda t: aten.replication_pad3d_backward(t(2, 8, 12,
 call("pad_circular", lambda t: F.pad(t(*X4), (1, 1, 1, 1), mode="circular"))
 call("pad_neg", lambda t: F.pad(t(*X4), (-1, -1)))
 call("grid3d", lambda t: aten.grid_sampler_3d(t(*X5), t(2, 5, 5, 5, 3), 0, 0, False))
-call("grid3d_bw", lambda t: aten.grid_sampler_3d_backward(t(2, 8, 5, 5, 5), t(*X5), t(2, 5, 5, 5, 3), 0, 0, False, [True, True]))
-call("grid_bw_one", lambda t: aten.grid_sampler_2d_backward(t(5, 24, 9, 9), t(*X4), t(5, 9, 9, 2), 0, 0, False, [False, True]))
+call(
+    "grid3d_bw",
+    lambda t: aten.grid_sampler_3d_backward(t(2, 8, 5, 5, 5), t(*X5), t(2, 5, 5, 5, 3), 0, 0, False, [True, True]),
+)
+call(
+    "grid_bw_one",
+    lambda t: aten.grid_sampler_2d_backward(t(5, 24, 9, 9), t(*X4), t(5, 9, 9, 2), 0, 0, False, [False, True]),
+)
 call("affine_grid", lambda t: F.affine_grid(t(5, 2, 3), [5, 3, 9, 9], align_corners=False))
 call("cat_mixed", lambda t: aten.cat([t(5, 24), t(5, 24, dtype=torch.float32)], 1))
 call("cat_three", lambda t: aten.cat([t(5, 24), t(5, 24, dtype=torch.float64), t(5, 3)], 1))
@@ -232,7 +335,12 @@ call("rfft_mid", lambda t: torch.fft.rfft(t(5, 64, 33), dim=1), (torch.float32,)
 call("irfft_mid", lambda t: torch.fft.irfft(torch.view_as_complex(t(5, 33, 33, 2)), dim=1), (torch.float32,))
 call("stft", lambda t: torch.stft(t(5, 4000), 400, 160, window=t(400), return_complex=True), (torch.float32,))
 call("nll", lambda t: aten.nll_loss_forward(t(33, 7), torch.zeros(33, dtype=torch.long, device="cuda"), None, 1, -100))
-call("nll2d", lambda t: aten.nll_loss2d_forward(t(3, 7, 5, 5), torch.zeros(3, 5, 5, dtype=torch.long, device="cuda"), None, 1, -100))
+call(
+    "nll2d",
+    lambda t: aten.nll_loss2d_forward(
+        t(3, 7, 5, 5), torch.zeros(3, 5, 5, dtype=torch.long, device="cuda"), None, 1, -100
+    ),
+)
 call("mm_int", lambda t: torch.zeros(3, 3, dtype=torch.long, device="cuda") + 1)
 call("inverse", lambda t: torch.linalg.inv(t(5, 33, 33)), (torch.float32,))
 call("cholesky", lambda t: torch.linalg.cholesky(t(5, 33, 33)), (torch.float32,))

@@ -107,9 +107,12 @@ def _losses(probe):
         "bce": lambda x, y, reduction: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction=reduction),
         "bce_weight": lambda x, y, reduction: F.binary_cross_entropy(x.sigmoid(), y, y.sigmoid(), reduction=reduction),
         "bce_logits": F.binary_cross_entropy_with_logits,
-        "bce_logits_weight": lambda x, y, reduction: F.binary_cross_entropy_with_logits(x, y, y.exp(), reduction=reduction),
+        "bce_logits_weight": lambda x, y, reduction: F.binary_cross_entropy_with_logits(
+            x, y, y.exp(), reduction=reduction
+        ),
         "bce_logits_pos": lambda x, y, reduction: F.binary_cross_entropy_with_logits(
-            x, y, pos_weight=y[..., 0:1].exp(), reduction=reduction),
+            x, y, pos_weight=y[..., 0:1].exp(), reduction=reduction
+        ),
         "kl": F.kl_div,
         "kl_log": lambda x, y, reduction: F.kl_div(x, y, reduction=reduction, log_target=True),
         "soft_margin": F.soft_margin_loss,
@@ -119,7 +122,9 @@ def _losses(probe):
     }
     for (name, loss), (shape_name, shape) in itertools.product(losses.items(), shapes.items()):
         for reduction in ("mean", "sum", "none"):
-            if (reduction != "mean" and shape_name != "2d") or (shape_name == "big" and name not in ("mse", "bce", "kl")):
+            if (reduction != "mean" and shape_name != "2d") or (
+                shape_name == "big" and name not in ("mse", "bce", "kl")
+            ):
                 continue
 
             def f(t, loss=loss, shape=shape, reduction=reduction):
@@ -139,7 +144,9 @@ def _losses(probe):
                 weight = t(shape[0 if len(shape) == 1 else 1]) if "weight" in kind else None
                 if kind.startswith("nll"):
                     return F.nll_loss(x.log_softmax(-1), y, weight, reduction=reduction)
-                return F.cross_entropy(x, y, weight, reduction=reduction, label_smoothing=0.1 if "smooth" in kind else 0.0)
+                return F.cross_entropy(
+                    x, y, weight, reduction=reduction, label_smoothing=0.1 if "smooth" in kind else 0.0
+                )
 
             f.__name__ = f"loss_{kind}_{name}_{reduction}"
             probe.program(amp=(torch.float16,))(f)
@@ -220,11 +227,21 @@ def _norms(probe):
 
             def g(t, x, f=f):
                 y = f(t, x)
-                return y.contiguous() if y.is_contiguous(memory_format=torch.channels_last) else y.transpose(1, -1).contiguous()
+                return (
+                    y.contiguous()
+                    if y.is_contiguous(memory_format=torch.channels_last)
+                    else y.transpose(1, -1).contiguous()
+                )
 
             probe.norm(f"bn_lay_{name}_{'train' if train else 'eval'}_{kind}_mis", g, (9, 24, 37, 41))
-    probe.norm("ln_tall_square", lambda t, x: F.layer_norm(x, (4, 8), t(4, 8, grad=True), t(4, 8, grad=True)), (70000, 4, 8))
-    probe.norm("ln_tall_expanded", lambda t, x: F.layer_norm(x, (8,), t(8, grad=True), t(8, grad=True)).sum((0, 1)), (70000, 4, 8))
+    probe.norm(
+        "ln_tall_square", lambda t, x: F.layer_norm(x, (4, 8), t(4, 8, grad=True), t(4, 8, grad=True)), (70000, 4, 8)
+    )
+    probe.norm(
+        "ln_tall_expanded",
+        lambda t, x: F.layer_norm(x, (8,), t(8, grad=True), t(8, grad=True)).sum((0, 1)),
+        (70000, 4, 8),
+    )
     _layer_norms(probe)
     _group_norms(probe, shapes)
 
@@ -244,7 +261,8 @@ def _layer_norms(probe):
             "_frozen": lambda t, x, n=n: F.layer_norm(x, (n,), t(n), t(n)),
             "_noinput": lambda t, x, n=n: F.layer_norm(x.detach(), (n,), t(n, grad=True), t(n, grad=True)),
             "_mixed": lambda t, x, n=n: F.layer_norm(
-                x, (n,), t(n, grad=True, dtype=torch.float32), t(n, grad=True, dtype=torch.float32)),
+                x, (n,), t(n, grad=True, dtype=torch.float32), t(n, grad=True, dtype=torch.float32)
+            ),
         }
         for kind, f in kinds.items():
             probe.norm(f"ln_{name}{kind}", f, shape)
@@ -252,13 +270,32 @@ def _layer_norms(probe):
         probe.norm(f"rms_{name}_plain", lambda t, x, n=n: F.rms_norm(x, (n,)), shape)
         probe.norm(f"rms_{name}_frozen", lambda t, x, n=n: F.rms_norm(x, (n,), t(n)), shape)
         probe.norm(f"rms_{name}_noinput", lambda t, x, n=n: F.rms_norm(x.detach(), (n,), t(n, grad=True)), shape)
-        probe.norm(f"rms_{name}_mixed", lambda t, x, n=n: F.rms_norm(x, (n,), t(n, grad=True, dtype=torch.float32)), shape)
-    probe.norm("ln_2d_shape", lambda t, x: F.layer_norm(x, x.shape[1:], t(24, 37, grad=True), t(24, 37, grad=True)), (50, 24, 37))
-    probe.norm("ln_permuted", lambda t, x: F.layer_norm(x.transpose(1, 2), (24,), t(24, grad=True), t(24, grad=True)), (50, 24, 37))
-    probe.norm("ln_slice", lambda t, x: F.layer_norm(x[:, 3:20], (37,), t(37, grad=True), t(37, grad=True)), (50, 24, 37))
-    probe.norm("ln_grad_expanded", lambda t, x: F.layer_norm(x, (37,), t(37, grad=True), t(37, grad=True)).mean(1), (50, 24, 37))
-    probe.norm("ln_grad_transposed", lambda t, x: F.layer_norm(x, (37,), t(37, grad=True), t(37, grad=True)).transpose(1, 2).contiguous(),
-               (50, 24, 37))
+        probe.norm(
+            f"rms_{name}_mixed", lambda t, x, n=n: F.rms_norm(x, (n,), t(n, grad=True, dtype=torch.float32)), shape
+        )
+    probe.norm(
+        "ln_2d_shape",
+        lambda t, x: F.layer_norm(x, x.shape[1:], t(24, 37, grad=True), t(24, 37, grad=True)),
+        (50, 24, 37),
+    )
+    probe.norm(
+        "ln_permuted",
+        lambda t, x: F.layer_norm(x.transpose(1, 2), (24,), t(24, grad=True), t(24, grad=True)),
+        (50, 24, 37),
+    )
+    probe.norm(
+        "ln_slice", lambda t, x: F.layer_norm(x[:, 3:20], (37,), t(37, grad=True), t(37, grad=True)), (50, 24, 37)
+    )
+    probe.norm(
+        "ln_grad_expanded",
+        lambda t, x: F.layer_norm(x, (37,), t(37, grad=True), t(37, grad=True)).mean(1),
+        (50, 24, 37),
+    )
+    probe.norm(
+        "ln_grad_transposed",
+        lambda t, x: F.layer_norm(x, (37,), t(37, grad=True), t(37, grad=True)).transpose(1, 2).contiguous(),
+        (50, 24, 37),
+    )
     probe.norm("rms_permuted", lambda t, x: F.rms_norm(x.transpose(1, 2), (24,), t(24, grad=True)), (50, 24, 37))
     probe.norm("rms_eps", lambda t, x: F.rms_norm(x, (37,), t(37, grad=True), 1e-6), (50, 24, 37))
     probe.norm("rms_grad_expanded", lambda t, x: F.rms_norm(x, (37,), t(37, grad=True)).sum(1), (50, 24, 37))
@@ -275,16 +312,24 @@ def _group_norms(probe, shapes):
             "_frozen": lambda t, x, g=groups, c=c: F.group_norm(x, g, t(c), t(c)),
             "_noinput": lambda t, x, g=groups, c=c: F.group_norm(x.detach(), g, t(c, grad=True), t(c, grad=True)),
             "_permuted": lambda t, x, g=groups, c=c: F.group_norm(
-                x.transpose(0, 1).contiguous().transpose(0, 1), g, t(c, grad=True), t(c, grad=True)),
+                x.transpose(0, 1).contiguous().transpose(0, 1), g, t(c, grad=True), t(c, grad=True)
+            ),
         }
         if len(shape) == 4:
             kinds["_cl"] = lambda t, x, g=groups, c=c: F.group_norm(
-                x.contiguous(memory_format=torch.channels_last), g, t(c, grad=True), t(c, grad=True))
+                x.contiguous(memory_format=torch.channels_last), g, t(c, grad=True), t(c, grad=True)
+            )
         for kind, f in kinds.items():
             probe.norm(f"gn_{name}_{groups}{kind}", f, shape)
     probe.norm("in_plain", lambda t, x: F.instance_norm(x), (5, 24, 37, 41))
-    probe.norm("in_stats", lambda t, x: F.instance_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True)), (5, 24, 37, 41))
-    probe.norm("in_eval", lambda t, x: F.instance_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True), False), (5, 24, 37, 41))
+    probe.norm(
+        "in_stats", lambda t, x: F.instance_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True)), (5, 24, 37, 41)
+    )
+    probe.norm(
+        "in_eval",
+        lambda t, x: F.instance_norm(x, t(24), t(24), t(24, grad=True), t(24, grad=True), False),
+        (5, 24, 37, 41),
+    )
     probe.norm("in_1d", lambda t, x: F.instance_norm(x, None, None, t(24, grad=True), t(24, grad=True)), (5, 24, 370))
     probe.norm("in_cl", lambda t, x: F.instance_norm(x.contiguous(memory_format=torch.channels_last), None, None,
                                                      t(24, grad=True), t(24, grad=True)), (5, 24, 37, 41))  # fmt: skip

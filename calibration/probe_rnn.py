@@ -13,7 +13,6 @@ ALL = (torch.float32, torch.float16, torch.bfloat16)
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
 
-
 def net(name, make, shape=(33, 5, 96), train=True, use=None, dtypes=ALL, amp=(torch.float16,), grad=True):
     def f(t):
         m = make().to(device="cuda", dtype=t.dtype).train(train)
@@ -82,7 +81,11 @@ def _loop(optimizer):
 
 
 net("loop_adam", lambda: nn.LSTM(96, 64, 2), use=_loop(lambda p: torch.optim.Adam(p)))
-net("loop_sgd_fused", lambda: nn.GRU(96, 64, 2), use=_loop(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)))
+net(
+    "loop_sgd_fused",
+    lambda: nn.GRU(96, 64, 2),
+    use=_loop(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)),
+)
 net("loop_adamw_bi", lambda: nn.LSTM(96, 64, 1, bidirectional=True), use=_loop(lambda p: torch.optim.AdamW(p)))
 
 
@@ -127,13 +130,22 @@ packed("packed_rnn", lambda: nn.RNN(96, 64, batch_first=True))
 packed("packed_gru_unsorted", lambda: nn.GRU(96, 64, batch_first=True), lengths=(7, 33, 1, 30, 30), sort=False)
 packed("packed_lstm_unsorted", lambda: nn.LSTM(96, 64, batch_first=True), lengths=(7, 33, 1, 30, 30), sort=False)
 packed("packed_lstm_hidden", lambda: nn.LSTM(96, 64, batch_first=True), use=lambda y, h: h[0])
-packed("packed_lstm_hidden_uns", lambda: nn.LSTM(96, 64, batch_first=True), lengths=(7, 33, 1, 30, 30), sort=False,
-       use=lambda y, h: h[0])
+packed(
+    "packed_lstm_hidden_uns",
+    lambda: nn.LSTM(96, 64, batch_first=True),
+    lengths=(7, 33, 1, 30, 30),
+    sort=False,
+    use=lambda y, h: h[0],
+)
 packed("packed_lstm_eval", lambda: nn.LSTM(96, 64, 2, batch_first=True), train=False)
 packed("packed_equal", lambda: nn.LSTM(96, 64, batch_first=True), lengths=(33,) * 5)
 packed("packed_equal_seq", lambda: nn.LSTM(96, 64), (33, 5, 96), lengths=(33,) * 5, first=False)
-packed("packed_total", lambda: nn.LSTM(96, 64, batch_first=True), lengths=(30, 30, 20, 7, 1),
-       use=lambda y, h: pad_packed_sequence(y, batch_first=True, total_length=33)[0])
+packed(
+    "packed_total",
+    lambda: nn.LSTM(96, 64, batch_first=True),
+    lengths=(30, 30, 20, 7, 1),
+    use=lambda y, h: pad_packed_sequence(y, batch_first=True, total_length=33)[0],
+)
 
 
 @program(dtypes=(torch.float32,))
@@ -150,8 +162,13 @@ def rx_pad_sequence(t):
 
 @program(dtypes=(torch.float32,))
 def rx_tagger(t):
-    emb, rnn, out = nn.Embedding(200, 96, device="cuda"), nn.LSTM(96, 64, 2, bidirectional=True, batch_first=True).cuda(), nn.Linear(
-        128, 17, device="cuda")
-    x = pack_padded_sequence(emb(t.ids(200, 5, 33)), torch.tensor([7, 33, 1, 30, 30]), batch_first=True, enforce_sorted=False)
+    emb, rnn, out = (
+        nn.Embedding(200, 96, device="cuda"),
+        nn.LSTM(96, 64, 2, bidirectional=True, batch_first=True).cuda(),
+        nn.Linear(128, 17, device="cuda"),
+    )
+    x = pack_padded_sequence(
+        emb(t.ids(200, 5, 33)), torch.tensor([7, 33, 1, 30, 30]), batch_first=True, enforce_sorted=False
+    )
     y, _ = pad_packed_sequence(rnn(x)[0], batch_first=True, total_length=33)
     return F.cross_entropy(out(y).flatten(0, 1), t.ids(17, 5 * 33))

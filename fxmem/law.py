@@ -265,7 +265,9 @@ def with_kernels(law: BatchLaw, expanded: Sequence[Tape]) -> BatchLaw:
     fixed, growth = list(plain.fixed), list(plain.growth)
     scratch = _scratch(lined[0])
     for key, storage in taken[0].items():
-        sizes = [tape.storages[found[key]].nbytes if key in found else None for tape, found in zip(lined, taken)]
+        sizes = [
+            tape.storages[found[key]].nbytes if key in found else None for tape, found in zip(lined, taken, strict=True)
+        ]
         rate = None if storage in scratch else _line([tape.batch for tape in lined], sizes)
         fixed.append(0 if rate is None else lined[0].storages[storage].nbytes - rate * base)
         growth.append(rate or 0)

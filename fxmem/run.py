@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from fxmem.errors import UsageError
-from fxmem.modulepath import module_paths
 from fxmem.optimizers import make_optimizer
-from fxmem.record import Recorder, tensors_in
+from fxmem.recording.modulepath import module_paths
+from fxmem.recording.recorder import Recorder, tensors_in
 from fxmem.source import Inputs, Source
 from fxmem.tape import Phase, Role
 from fxmem.workload import Mode, Workload

@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from fxmem.cuda import personality
 from fxmem.device import Device
 from fxmem.errors import FxmemError, TraceError, UnsupportedOpError
-from fxmem.graph import to_graph
-from fxmem.ledger import StorageNote
-from fxmem.notes import module_infos, to_tape
-from fxmem.record import OpNote, Recorder
+from fxmem.recording.graph import to_graph
+from fxmem.recording.ledger import StorageNote
+from fxmem.recording.notes import module_infos, to_tape
+from fxmem.recording.recorder import OpNote, Recorder
+from fxmem.recording.sourceline import innermost
 from fxmem.run import run
 from fxmem.source import Inputs, Source
-from fxmem.sourceline import innermost
 from fxmem.steady import extend
 from fxmem.tape import Tape
 from fxmem.workload import Workload

@@ -15,7 +15,7 @@ from fxmem.cuda.operators import cuda_operators
 from fxmem.cuda.places import gpu_places
 from fxmem.cuda.rnn import cuda_rnn
 from fxmem.device import Device
-from fxmem.record import Recorder
+from fxmem.recording.recorder import Recorder
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fxmem.kernels.steps import suggests_channels_last
-from fxmem.shapes_norm import plain, takes_cudnn
+from fxmem.recording.shapes.norm import plain, takes_cudnn
 
 aten = torch.ops.aten
 

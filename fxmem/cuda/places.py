@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 
 from fxmem.cuda.foreach import foreach_functions
 from fxmem.device import Device
-from fxmem.record import Recorder
+from fxmem.recording.recorder import Recorder
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -188,7 +188,7 @@ class _Stream:
             raise AttributeError(name)
         return lambda *_, **__: True if name == "query" else 0.0 if name == "elapsed_time" else None
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> object:
         return self
 
     def __exit__(self, *_: object) -> None:

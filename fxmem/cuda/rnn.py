@@ -22,9 +22,9 @@ from fxmem.cuda.places import replaced
 from fxmem.device import Device
 from fxmem.kernels.rnn import GRU, LSTM, UNCONFIRMED, Rnn, dropout_state_bytes
 from fxmem.kernels.steps import Target
-from fxmem.ledger import HOST
-from fxmem.record import Recorder
-from fxmem.rnn_shapes import CPU_KERNELS
+from fxmem.recording.ledger import HOST
+from fxmem.recording.recorder import Recorder
+from fxmem.recording.shapes.rnn import CPU_KERNELS
 from fxmem.tape import Role
 
 aten = torch.ops.aten
@@ -266,9 +266,7 @@ class _Pack(torch.autograd.Function):
     """``_pack_padded_sequence`` (aten/src/ATen/native/PackedSequence.cpp), whose lengths are known on the host."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, lengths: list[int], batch_sizes: Tensor, batch_first: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, lengths: list[int], batch_sizes: Tensor, batch_first: bool) -> Tensor:
         ctx.shape, ctx.batch_sizes, ctx.batch_first = tuple(x.shape), batch_sizes, batch_first
         steps_first = x.transpose(0, 1) if batch_first else x
         blocks = []

@@ -112,12 +112,11 @@ class _Expander:
                 return
             self.kept.add((op.thread, step.key))
         storage = len(self.tape.storages) + len(self.extra)
-        self.extra.append(
-            Storage(
-                nbytes=step.nbytes, role=step.role, shape=(step.nbytes,), dtype="uint8", op=index,
-                name=step.key, module=op.module if step.role is not Role.WORKSPACE else "",
-            )  # fmt: skip
-        )
+        made = Storage(
+            nbytes=step.nbytes, role=step.role, shape=(step.nbytes,), dtype="uint8", op=index, name=step.key,
+            module=op.module if step.role is not Role.WORKSPACE else "",
+        )  # fmt: skip
+        self.extra.append(made)
         self.events.append(storage)
         if not step.keep:
             taken[step.key] = storage

@@ -112,8 +112,13 @@ def _unsafe(op: Op) -> bool:
 
 
 def _put_sorted(
-    x: TensorMeta, indices: list[TensorMeta | None], value: TensorMeta, prepared: list[Step], target: Target,
-    *, checked: bool,
+    x: TensorMeta,
+    indices: list[TensorMeta | None],
+    value: TensorMeta,
+    prepared: list[Step],
+    target: Target,
+    *,
+    checked: bool,
 ) -> list[Step]:
     """``index_put_with_sort_kernel`` (Indexing.cu)."""
     whole = [*indices, *[None] * (len(x.shape) - len(indices))]

@@ -2,7 +2,7 @@
 
 aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu and NLLLoss2d.cu (torch 2.14). The results of
 ``mse_loss``, ``smooth_l1_loss``, ``binary_cross_entropy`` and ``soft_margin_loss`` keep the memory of the
-unreduced loss (:mod:`fxmem.shapes_loss` says so to the trace).
+unreduced loss (:mod:`fxmem.recording.shapes.loss` says so to the trace).
 """
 
 from __future__ import annotations

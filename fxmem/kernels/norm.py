@@ -1,7 +1,8 @@
 """Layer, root-mean-square and group normalisation: copies, accumulators, partial sums.
 
 aten/src/ATen/native/cuda/layer_norm_kernel.cu, aten/src/ATen/native/cuda/group_norm_kernel.cu and
-aten/src/ATen/native/group_norm.cpp (torch 2.14). Statistics have the types of CUDA by :mod:`fxmem.shapes_norm`.
+aten/src/ATen/native/group_norm.cpp (torch 2.14).
+Statistics have CUDA's types by :mod:`fxmem.recording.shapes.norm`.
 """
 
 from __future__ import annotations

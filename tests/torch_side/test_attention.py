@@ -19,8 +19,8 @@ from fxmem.cuda import personality
 from fxmem.cuda.attention import Attention, batched, choose
 from fxmem.device import find_device
 from fxmem.kernels import Target, expand
-from fxmem.notes import to_tape
-from fxmem.record import Recorder
+from fxmem.recording.notes import to_tape
+from fxmem.recording.recorder import Recorder
 from fxmem.tape import Phase
 
 # What PyTorch 2.14.1 answered on the phantom device (tests/attention_cases.py), packed.

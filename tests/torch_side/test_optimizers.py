@@ -13,9 +13,9 @@ from fxmem.cuda import personality
 from fxmem.device import find_device
 from fxmem.errors import UsageError
 from fxmem.kernels import Target, expand
-from fxmem.notes import to_tape
 from fxmem.optimizers import make_optimizer, optimizer_names
-from fxmem.record import Recorder
+from fxmem.recording.notes import to_tape
+from fxmem.recording.recorder import Recorder
 from fxmem.tape import Phase, Tape
 
 LARGE = (1100, 1009)

@@ -15,8 +15,8 @@ from fxmem.cuda import personality
 from fxmem.device import find_device
 from fxmem.kernels import Target, expand
 from fxmem.kernels.rnn import LSTM, UNCONFIRMED, Rnn
-from fxmem.notes import to_tape
-from fxmem.record import Recorder
+from fxmem.recording.notes import to_tape
+from fxmem.recording.recorder import Recorder
 from fxmem.tape import Phase, Role, Tape
 
 TARGET = Target(sm=90, sm_count=132)

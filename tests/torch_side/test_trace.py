@@ -9,13 +9,14 @@ import weakref
 
 import pytest
 import torch
-from fxmem import api
-from fxmem.errors import DataDependentError, TraceError
-from fxmem.memo import forget
-from fxmem.tape import Phase, Ref, Role, Tape, TensorMeta
-from fxmem.workload import Mode, Workload
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from fxmem import api
+from fxmem.errors import DataDependentError, TraceError
+from fxmem.recording.memo import forget
+from fxmem.tape import Phase, Ref, Role, Tape, TensorMeta
+from fxmem.workload import Mode, Workload
 
 SEEN: dict = {}  # what a forward saw; at module level, since a trace puts closures back as they were
 BORN: list = []
@@ -52,7 +53,8 @@ def test_model_then_inputs_are_moved_in_torch_order():
     tape = traced(nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2)), steps=1)
     names = [tape.storages[e].name for e in tape.events[: tape.step_starts[0]]]
     assert names == [
-        "0.weight", "0.bias", "0.running_mean", "0.running_var", "0.num_batches_tracked", "1.weight", "1.bias", "args[0]",
+        "0.weight", "0.bias", "0.running_mean", "0.running_var", "0.num_batches_tracked", "1.weight", "1.bias",
+        "args[0]",
     ]  # fmt: skip
 
 
@@ -133,7 +135,9 @@ def test_host_tensors_are_not_counted():
 
     tape = traced(Host(), steps=1)
     assert not [s for s in tape.storages if s.shape == (100,)]
-    assert [s.dtype for s in tape.storages if s.shape == (8,)] == ["int64", "float32"], "the copy to the device, its cast"
+    assert [s.dtype for s in tape.storages if s.shape == (8,)] == ["int64", "float32"], (
+        "the copy to the device, its cast"
+    )
 
 
 def test_code_that_asks_for_a_gpu():
@@ -168,10 +172,20 @@ def test_the_personality_is_undone_after_an_error():
         def forward(self, x):
             raise KeyError("gone")
 
-    before = (torch.cuda.is_available, torch.Tensor.__dict__.get("device"), nn.Module.__call__, torch.clear_autocast_cache)
+    before = (
+        torch.cuda.is_available,
+        torch.Tensor.__dict__.get("device"),
+        nn.Module.__call__,
+        torch.clear_autocast_cache,
+    )
     with pytest.raises(TraceError, match="KeyError"):
         traced(Fails())
-    after = (torch.cuda.is_available, torch.Tensor.__dict__.get("device"), nn.Module.__call__, torch.clear_autocast_cache)
+    after = (
+        torch.cuda.is_available,
+        torch.Tensor.__dict__.get("device"),
+        nn.Module.__call__,
+        torch.clear_autocast_cache,
+    )
     assert before == after
     torch.nn.functional.dropout(torch.ones(4), 0.5)  # the override is gone: nothing is recorded, nothing fails
 
@@ -229,7 +243,9 @@ def test_checkpoint_recomputes_in_backward(reentrant):
         def __init__(self, on):
             super().__init__()
             self.on = on
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4))
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)
+            )
 
         def forward(self, x):
             for b in self.blocks:
@@ -320,7 +336,9 @@ def test_autocast_casts_weights_once_per_region():
 
 def test_steps_beyond_the_second_repeat_it():
     two, four = (traced(Block(), mode=Mode.TRAINING, optimizer="adamw", steps=n) for n in (2, 4))
-    ran = api._Run(Block(), Workload(mode=Mode.TRAINING, batch=4), api.devices.DEFAULT, inputs=lambda b: torch.zeros(b, 8))
+    ran = api._Run(
+        Block(), Workload(mode=Mode.TRAINING, batch=4), api.devices.DEFAULT, inputs=lambda b: torch.zeros(b, 8)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["fxmem.trace"], "RECORDED_STEPS", 4)
         really = ran.at(4).recorded
@@ -336,7 +354,9 @@ def test_steps_beyond_the_second_repeat_it():
 
 
 def test_memo_changes_nothing():
-    run = api._Run(Block(), Workload(mode=Mode.TRAINING, batch=4), api.devices.DEFAULT, inputs=lambda b: torch.zeros(b, 8))
+    run = api._Run(
+        Block(), Workload(mode=Mode.TRAINING, batch=4), api.devices.DEFAULT, inputs=lambda b: torch.zeros(b, 8)
+    )
     first = run.at(4).tape
     again = run.at(4).tape
     forget(run.fake_mode)

@@ -58,7 +58,10 @@ def test_radix_sort_of_halves_differs_by_architecture(target, expected):
 @pytest.mark.parametrize(
     ("count", "itemsize", "primitive", "expected"),
     [
-        (1, 4, True, 1023), (1, 8, True, 1279), (1_000_000, 4, True, 5119), (1_000_000, 2, False, 3327),
+        (1, 4, True, 1023),
+        (1, 8, True, 1279),
+        (1_000_000, 4, True, 5119),
+        (1_000_000, 2, False, 3327),
         (100_000, 8, True, 2815),
     ],
 )
@@ -136,9 +139,7 @@ def test_elementwise_follows_the_first_operand_s_order():
 def test_a_result_that_cuda_leaves_empty_takes_nothing():
     x = meta(7, 33)
     op = call("log_sigmoid_forward.default", x, outputs=(x._replace(storage=1), x._replace(storage=2)))
-    storages = tuple(
-        Storage(nbytes=924, role=Role.ACTIVATION, shape=(7, 33), dtype="float32", op=0) for _ in range(3)
-    )
+    storages = tuple(Storage(nbytes=924, role=Role.ACTIVATION, shape=(7, 33), dtype="float32", op=0) for _ in range(3))
     tape = Tape(
         batch=1, steps=1, storages=storages, events=(0, 1, 2, ~1, ~2), step_starts=(1,),
         ops=(Op(**{f: getattr(op, f) for f in op.__slots__} | {"start": 1, "stop": 3}),),

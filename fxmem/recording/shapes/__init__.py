@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from fxmem.rnn_shapes import RNN_SHAPES
-from fxmem.shapes_attention import ATTENTION_SHAPES
-from fxmem.shapes_loss import LOSS_SHAPES
-from fxmem.shapes_norm import NORM_SHAPES
+from fxmem.recording.shapes.attention import ATTENTION_SHAPES
+from fxmem.recording.shapes.loss import LOSS_SHAPES
+from fxmem.recording.shapes.norm import NORM_SHAPES
+from fxmem.recording.shapes.rnn import RNN_SHAPES
 
 aten = torch.ops.aten
 
@@ -21,7 +21,7 @@ def _histc(x: torch.Tensor, bins: int = 100, *_: Any, **__: Any) -> torch.Tensor
 
 
 def _grouped_mm(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, _bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """``create_grouped_gemm_output_tensor`` in aten/src/ATen/native/GroupedMMUtils.h.

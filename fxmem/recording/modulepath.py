@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fxmem.record import Recorder
+from fxmem.recording.recorder import Recorder
 
 
 @contextlib.contextmanager

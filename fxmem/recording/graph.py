@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from fxmem.ledger import NODE_SHIFT, StorageNote, TensorNote
-from fxmem.record import OpNote
+from fxmem.recording.ledger import NODE_SHIFT, StorageNote, TensorNote
+from fxmem.recording.recorder import OpNote
 from fxmem.tape import Ref
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fxmem.ledger import HOST, NODE_SHIFT, StorageNote, TensorNote
+from fxmem.recording.ledger import HOST, NODE_SHIFT, StorageNote, TensorNote
 
 aten = torch.ops.aten
 
@@ -54,6 +54,8 @@ def donor(
         storages: All storages.
         producer: The call just before, if it returned the first argument.
     """
+    if notes[0].storage == HOST:
+        return None
     if maker is None:
         # at::linear adds the bias in place (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
         wanted = func is aten.add.Tensor and len(tensors) == 2 and producer in _PRODUCTS
@@ -62,15 +64,15 @@ def donor(
         # it: ``accumulate`` in torch/csrc/autograd/input_buffer.cpp.
         wanted = len(tensors) == 2
     else:
-        fresh = notes[0].storage != HOST and storages[notes[0].storage].maker == maker if notes else False
+        fresh = storages[notes[0].storage].maker == maker
         wanted = fresh and (func in _WRITES_INTO_FRESH or _in_formula(func))
-    if not wanted or notes[0].storage == HOST:
+    if not wanted:
         return None
     first = tensors[0]
     storage = first.untyped_storage()
     if torch._C._storage_Use_Count(storage._cdata) > _OWNED_STORAGE:
         return None
-    held = first._use_count()
+    held = first._use_count()  # type: ignore[attr-defined]
     if func is aten.index_put.default:
         held -= 1  # index_backward holds its argument by name while it calls
     if held > _OWNED_TENSOR or (maker is None and held < _OWNED_TENSOR):

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import (
 )
 
 from fxmem.errors import DataDependentError
-from fxmem.ledger import Ledger, TensorNote
-from fxmem.memo import memo_of
-from fxmem.shapes import CUDA_SHAPES
+from fxmem.recording.ledger import Ledger, TensorNote
+from fxmem.recording.memo import memo_of
+from fxmem.recording.shapes import CUDA_SHAPES
 
 aten = torch.ops.aten
 

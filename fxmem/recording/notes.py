@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from fxmem.ledger import StorageNote, TensorNote
-from fxmem.record import OpNote, Recorder
+from fxmem.recording.ledger import StorageNote, TensorNote
+from fxmem.recording.recorder import OpNote, Recorder
 from fxmem.tape import ModuleInfo, Op, Phase, Ref, Role, Storage, Tape, TensorMeta
 
 
@@ -28,9 +28,7 @@ def to_tape(recorder: Recorder, *, batch: int, training: bool, modules: tuple[Mo
     roles = _roles(recorder, events)
     metas: dict[TensorNote, TensorMeta] = {}
     ops = tuple(_op(note, metas) for note in recorder.ops if note.start <= end)
-    storages = tuple(
-        _storage(note, role, recorder.ops) for note, role in zip(recorder.storages, roles, strict=True)
-    )
+    storages = tuple(_storage(note, role, recorder.ops) for note, role in zip(recorder.storages, roles, strict=True))
     return Tape(
         batch=batch, steps=len(recorder.step_starts), storages=storages, ops=ops, events=events,
         step_starts=tuple(recorder.step_starts), modules=modules, training=training,

@@ -81,7 +81,8 @@ class Ledger:
             return TensorNote(HOST, tuple(t.shape), (), t.dtype, 0, -1)
         life = self._lives.get(t.untyped_storage()._cdata)
         sid = life.sid if life is not None else HOST
-        return TensorNote(sid, tuple(t.shape), t.stride(), t.dtype, int(t.storage_offset()), getattr(t, "_fxmem_node", -1))
+        node = getattr(t, "_fxmem_node", -1)
+        return TensorNote(sid, tuple(t.shape), t.stride(), t.dtype, int(t.storage_offset()), node)
 
     def result(
         self, t: torch.Tensor, node: int, op: int, maker: int | None, *, on_device: bool,
@@ -161,11 +162,13 @@ class Ledger:
         self._lives[life.key] = life
 
     def _died(self, life: Any) -> None:
-        if self._lives.get(life.key) is life:
-            del self._lives[life.key]
-            if life.sid != HOST:
-                self.events.append(~life.sid)
+        key, sid = life.key, life.sid
+        if self._lives.get(key) is life:
+            del self._lives[key]
+            if sid != HOST:
+                self.events.append(~sid)
 
     def _forget(self, life: Any) -> None:
-        if self._lives.get(life.key) is life:
-            del self._lives[life.key]
+        key = life.key
+        if self._lives.get(key) is life:
+            del self._lives[key]

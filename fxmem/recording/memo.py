@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from fxmem.ledger import TensorNote
+from fxmem.recording.ledger import TensorNote
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -155,8 +155,6 @@ def memo_of(fake_mode: FakeTensorMode) -> Memo:
     if memo is None:
         memo = _MEMOS[fake_mode] = Memo(fake_mode)
     return memo
-
-
 
 
 def forget(fake_mode: FakeTensorMode) -> None:

@@ -15,10 +15,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxmem.compute import Call, Compute
-from fxmem.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
-from fxmem.plain import donor, producer_of
-from fxmem.sourceline import SourceLines
+from fxmem.recording.compute import Call, Compute
+from fxmem.recording.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
+from fxmem.recording.plain import donor, producer_of
+from fxmem.recording.sourceline import SourceLines
 from fxmem.tape import Phase, Ref, Role
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from types import CodeType, TracebackType
 
 import torch
 
-_HERE = str(Path(__file__).resolve().parent) + os.sep
+_HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 _TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
 _SKIP, _USER, _STOP = 0, 1, 2
 
