@@ -98,7 +98,7 @@ def put_together(tape: Tape, parts: Parts, growth: Sequence[int], batch: int) ->
         for storage, (begin, end) in zip(tape.storages, spans[:split], strict=True)
     )
     ops = tuple(
-        _fill_op(op, iter(ints[begin:end])) if any(growth[begin:end]) else op
+        fill_op(op, iter(ints[begin:end])) if any(growth[begin:end]) else op
         for op, (begin, end) in zip(tape.ops, spans[split:], strict=True)
     )
     return replace(tape, batch=batch, storages=storages, ops=ops)
@@ -129,7 +129,8 @@ def _take_op(op: Op, fixed: list[object], ints: list[int]) -> None:
         _take_value(value, fixed, ints)
 
 
-def _fill_op(op: Op, ints: Iterator[int]) -> Op:
+def fill_op(op: Op, ints: Iterator[int]) -> Op:
+    """Put an operator's integers, in the order of :func:`take_apart`, in the place of those that it has."""
     return replace(
         op,
         flops=next(ints),

@@ -16,7 +16,7 @@ from fxmem import allocator_expandable as expandable
 from fxmem.allocator_blocks import Block, DeviceMemory, Pool, SizeClass
 from fxmem.allocator_config import MIN_BLOCK, SMALL_SIZE, AllocatorConfig
 from fxmem.errors import OutOfMemoryError
-from fxmem.tape import Tape
+from fxmem.tape import Demand, Tape
 from fxmem.units import format_size
 
 __all__ = ["AllocatorConfig", "Block", "CachingAllocator", "OutOfMemory", "Plan", "StepPeak", "replay", "shortage"]
@@ -311,11 +311,11 @@ class Plan:
     oom: OutOfMemory | None = None
 
 
-def replay(tape: Tape, config: AllocatorConfig, capacity_bytes: int | None = None) -> Plan:
+def replay(run: Tape | Demand, config: AllocatorConfig, capacity_bytes: int | None = None) -> Plan:
     """Send a tape's allocations and frees through the caching allocator.
 
     Args:
-        tape: The run.
+        run: A whole run, or what it asks for.
         config: The allocator's options.
         capacity_bytes: What the device offers to the allocator; ``None``: without end.
 
@@ -323,24 +323,25 @@ def replay(tape: Tape, config: AllocatorConfig, capacity_bytes: int | None = Non
         The plan; where the device is too small, its ``oom`` says so.
     """
     allocator = CachingAllocator(config, capacity_bytes)
-    run = _Run(tape.events, [(storage.nbytes, storage.stream) for storage in tape.storages], allocator)
+    asked = run.demand if isinstance(run, Tape) else run
+    going = _Run(asked.events, asked.requests, allocator)
     sections: list[StepPeak] = []
-    for start, stop in pairwise((0, *tape.step_starts, len(tape.events))):
+    for start, stop in pairwise((0, *asked.step_starts, len(asked.events))):
         allocator.reset_peaks()
-        run.advance(start, stop)
+        going.advance(start, stop)
         sections.append(StepPeak(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
-        if run.oom is not None:
+        if going.oom is not None:
             break
     return Plan(
-        peak_allocated_bytes=run.peak_bytes,
+        peak_allocated_bytes=going.peak_bytes,
         peak_reserved_bytes=max(section.reserved_bytes for section in sections),
-        peak_event=run.peak_event,
-        reserved_at_peak_bytes=run.reserved_at_peak_bytes,
+        peak_event=going.peak_event,
+        reserved_at_peak_bytes=going.reserved_at_peak_bytes,
         steps=tuple(sections[1:]),
-        block_bytes=tuple(run.block_bytes),
+        block_bytes=tuple(going.block_bytes),
         cuda_mallocs=allocator.cuda_mallocs,
         retries=allocator.retries,
-        oom=run.oom,
+        oom=going.oom,
     )
 
 

@@ -22,12 +22,14 @@ import click
 from tabulate import tabulate
 
 from fxmem import __version__
+from fxmem.compare import compare
 from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
 from fxmem.options import device_from, devices_from, parse_vary, shared_options, workload_from
-from fxmem.report import render_batch, reporter
+from fxmem.report import render_batch, render_diff, reporter
 from fxmem.report.plot import draw
 from fxmem.report.sections import fits
+from fxmem.snapshot import read_snapshot
 from fxmem.units import format_size
 
 
@@ -153,6 +155,30 @@ def batch(ctx: click.Context, /, target: str, *, plot: Path | None, check: bool,
         draw(report, plot)
     if check and not result.fits:
         ctx.exit(Exit.DOES_NOT_FIT)
+
+
+@main.command()
+@click.argument("target")
+@click.argument("snapshot", type=click.Path(dir_okay=False, path_type=Path))
+@shared_options
+@click.pass_context
+def diff(ctx: click.Context, /, target: str, snapshot: Path, **options: Any) -> None:
+    """Compare a recording of a real run of TARGET with what fxmem says.
+
+    SNAPSHOT is what torch.cuda.memory._dump_snapshot(SNAPSHOT) wrote, after
+    torch.cuda.memory._record_memory_history() before the model's move to the GPU or before a step.
+    Reading it runs no code. Give the options of the real run: --mode, --batch, --optimizer, ...
+    """
+    ctx.find_root().meta["debug"] = options["debug"]
+    workload, device = workload_from(options), device_from(options)
+    _writable(options["output"])
+    recording = read_snapshot(snapshot)
+    with _quiet(debug=options["debug"]):
+        from fxmem import api
+
+        tape = api.trace(target, workload=workload, device=device).tape
+    report = compare(tape, recording).to_dict(target, str(snapshot))
+    _write(render_diff(report, options["format_name"]), options["output"])
 
 
 @main.command()

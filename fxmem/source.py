@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -241,7 +242,7 @@ def _called(function: Any, batch: int, made: Made, workload: Workload, name: str
     surroundings = made.scope if isinstance(made.scope, userfile.Surroundings) else None
     try:
         with default_dtype(found.float_dtype(workload)):
-            return function(batch)
+            return function(batch, **_asked(function, workload))
     except FxmemError:
         raise
     except Exception as error:
@@ -251,6 +252,17 @@ def _called(function: Any, batch: int, made: Made, workload: Workload, name: str
             hint="inputs(batch) takes the batch size and returns a tensor, a tuple of arguments or a dict of keywords;"
             " steps(batch) a list of such",
         ) from error
+
+
+def _asked(function: Callable[..., object], workload: Workload) -> dict[str, int]:
+    """What ``inputs(batch, seq, image)`` asks for by name; its own defaults hold where the user names no size."""
+    named = {"seq": workload.seq != Workload().seq, "image": workload.image_given}
+    parameters = inspect.signature(function).parameters
+    return {
+        name: getattr(workload, name)
+        for name, given in named.items()
+        if name in parameters and (given or parameters[name].default is inspect.Parameter.empty)
+    }
 
 
 def _settled(result: object, made: Made, workload: Workload) -> Arguments:

@@ -120,6 +120,16 @@ class ModuleInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The part of a tape that an allocator sees."""
+
+    events: tuple[int, ...]
+    step_starts: tuple[int, ...]
+    requests: tuple[tuple[int, int], ...]
+    """Bytes and stream of each storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tape:
     """One traced run: set-up (model and inputs moved to the device), then the steps.
 
@@ -141,3 +151,9 @@ class Tape:
     """What the trace had to assume, one sentence each (reported as coverage notes)."""
     unmodelled: tuple[str, ...] = ()
     """What it could not model: named, never counted as zero in silence."""
+
+    @property
+    def demand(self) -> Demand:
+        """What the run asks of the allocator."""
+        requests = tuple([(storage.nbytes, storage.stream) for storage in self.storages])
+        return Demand(events=self.events, step_starts=self.step_starts, requests=requests)

@@ -18,6 +18,7 @@ from fxmem.kernels.steps import (
     argument,
     contiguous,
     itemsize,
+    launch_scratch,
     nbytes,
     numel,
     tensor,
@@ -72,7 +73,7 @@ def _split_keys(q: TensorMeta, k: TensorMeta, target: Target) -> list[Step]:
     if splits <= 1:
         return []
     rows = splits * batch * heads * sq * _FLOAT
-    return [Take("lse_accum", rows), Take("out_accum", rows * _rounded_head(dim))]
+    return [launch_scratch("lse_accum", rows), launch_scratch("out_accum", rows * _rounded_head(dim))]
 
 
 def _rounded_head(dim: int) -> int:
@@ -143,7 +144,10 @@ def _efficient_backward(op: Op, target: Target) -> list[Step]:
         if 1 not in q.shape[1:3]:
             steps += [Take("delta", rows), Drop("sum")]
         steps.append(Drop("product"))
-    return [*steps, Take("workspace", _efficient_workspace(q, k, v, bool(argument(op, 9, "dropout_p", 0.0)), target))]
+    return [
+        *steps,
+        launch_scratch("workspace", _efficient_workspace(q, k, v, bool(argument(op, 9, "dropout_p", 0.0)), target)),
+    ]
 
 
 def _efficient_workspace(q: TensorMeta, k: TensorMeta, v: TensorMeta, dropout: bool, target: Target) -> int:

@@ -25,6 +25,7 @@ from fxmem.kernels.steps import (
     channels_last,
     contiguous,
     itemsize,
+    launch_scratch,
     nbytes,
     numel,
     suggests_channels_last,
@@ -106,7 +107,7 @@ def _staging(x: TensorMeta, values: int) -> list[Step]:
         return []
     size = itemsize(accumulator(x.dtype))
     return [
-        Take("staging", values * channels * down * size), Take("semaphores", 4 * across),
+        launch_scratch("staging", values * channels * down * size), launch_scratch("semaphores", 4 * across),
         Drop("semaphores"), Drop("staging"),
     ]  # fmt: skip
 

@@ -7,7 +7,21 @@ from __future__ import annotations
 
 from fxmem.kernels import cub
 from fxmem.kernels.copies import copy
-from fxmem.kernels.steps import Drop, Out, Rule, Size, Step, Take, Target, argument, itemsize, nbytes, numel, tensor
+from fxmem.kernels.steps import (
+    Drop,
+    Out,
+    Rule,
+    Size,
+    Step,
+    Take,
+    Target,
+    argument,
+    itemsize,
+    launch_scratch,
+    nbytes,
+    numel,
+    tensor,
+)
 from fxmem.tape import Op, TensorMeta
 
 _ROWS_PER_THREAD = 10
@@ -57,12 +71,12 @@ def _sorted_backward(
     scratch = cub.radix_sort(count, item, item, cub.bits_of(weights), target)
     steps: list[Step] = [
         Take("sorted", whole), Take("original", whole), Take("range", whole),
-        Take("sort", scratch), Drop("sort"), Drop("range"),
+        launch_scratch("sort", scratch), Drop("sort"), Drop("range"),
     ]  # fmt: skip
     if by_frequency:
         steps.append(Take("counts", whole))
         for name in ("counts up", "counts down"):
-            steps += [Take(name, cub.scan_by_key(count, item, target)), Drop(name)]
+            steps += [launch_scratch(name, cub.scan_by_key(count, item, target)), Drop(name)]
     few = not bags and count // _ROWS_PER_THREAD > 3 * weights and weights < 4 * target.sm_count
     return steps + _segments(grad, indices, weights, target, few=few)
 
@@ -77,17 +91,17 @@ def _segments(grad: TensorMeta, indices: TensorMeta, weights: int, target: Targe
     partial = count // _ROWS_PER_THREAD + most
     steps: list[Step] = [
         Out(0), Take("segment offsets", count * item), Take("segments", 8), Take("unique keys", count * item),
-        Take("unique", cub.unique_by_key(count, item, target)), Drop("unique"), Drop("unique keys"),
+        launch_scratch("unique", cub.unique_by_key(count, item, target)), Drop("unique"), Drop("unique keys"),
         Take("partials", most * item), Take("partial offsets", most * item),
-        Take("sum", cub.scan(most, item)), Drop("sum"), Take("partial count", 8),
-        Take("partial segments", partial * item),
+        launch_scratch("sum", cub.scan(most, item)), Drop("sum"), Take("partial count", 8),
+        launch_scratch("partial segments", partial * item),
     ]  # fmt: skip
     if few:
-        steps.append(Take("segment of partial", partial * item))
+        steps.append(launch_scratch("segment of partial", partial * item))
         if grad.dtype in ("float16", "bfloat16"):
             steps.append(Take("float gradient", weights * width * 4))
         return steps
-    return [*steps, Take("partial sums", partial * width * max(4, itemsize(grad.dtype)))]
+    return [*steps, launch_scratch("partial sums", partial * width * max(4, itemsize(grad.dtype)))]
 
 
 def _bag(op: Op, target: Target) -> list[Step] | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from fxmem.kernels.conv_workspace import tape_questions
 from fxmem.kernels.rules import RULES
-from fxmem.kernels.steps import Out, Size, Take, Target
+from fxmem.kernels.steps import Out, Size, Step, Take, Target
 from fxmem.tape import Op, Role, Storage, Tape
 
 
@@ -24,48 +24,119 @@ def expand(tape: Tape, target: Target) -> Tape:
     if target.workspaces is not None:  # all of the tape's questions to cuDNN at once
         target.workspaces.prepare(tape_questions([tape], target))
         tape = replace(tape, notes=(*tape.notes, *filter(None, [target.workspaces.note()])))
-    expander = _Expander(tape, target)
-    return expander.run()
+    steps = [steps_of(op, target) for op in tape.ops]
+    return finished(tape, steps, arrange(tape, steps))
 
 
-class _Expander:
-    """Walks the tape once; never leaves :func:`expand`."""
+def finished(tape: Tape, steps: Sequence[Sequence[Step] | None], layout: Layout) -> Tape:
+    """Write what :func:`arrange` found into a tape.
 
-    def __init__(self, tape: Tape, target: Target) -> None:
+    Args:
+        tape: As traced.
+        steps: For each operator, see :func:`steps_of`.
+        layout: Of this tape, or of one that differs only in sizes, and these steps.
+    """
+    storages = list(tape.storages)
+    for storage, op, at in layout.resized:
+        storages[storage] = replace(storages[storage], nbytes=nbytes_of(steps, op, at))
+    storages += [_taken(tape.ops[op], op, nth(steps, op, at)) for op, at in layout.taken]
+    return replace(
+        tape, ops=layout.moved(tape.ops), events=layout.events, step_starts=layout.step_starts,
+        storages=tuple(storages),
+    )  # fmt: skip
+
+
+def steps_of(op: Op, target: Target) -> Sequence[Step] | None:
+    """What a call allocates, in order; ``None``: what the trace shows."""
+    rule = RULES.get(op.name)
+    return rule(op, target) if rule is not None and _on_device(op) else None
+
+
+def nth(steps: Sequence[Sequence[Step] | None], op: int, at: int) -> Step:
+    """A step of an operator that has some."""
+    own = steps[op]
+    assert own is not None
+    return own[at]
+
+
+def nbytes_of(steps: Sequence[Sequence[Step] | None], op: int, at: int) -> int:
+    """The bytes of a ``Size`` or ``Take``."""
+    step = nth(steps, op, at)
+    assert isinstance(step, Size | Take)
+    return step.nbytes
+
+
+def shape_of(steps: Sequence[Step] | None) -> tuple[object, ...] | None:
+    """All of the steps that :func:`arrange` looks at: bytes count only as none or some."""
+    if steps is None:
+        return None
+    return tuple([
+        (step.key, step.nbytes > 0, step.role, step.keep) if isinstance(step, Take)
+        else (step.position, None) if isinstance(step, Size) else tuple(step)
+        for step in steps
+    ])  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The order of a tape's events after expansion, without the sizes."""
+
+    events: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Of each operator; likewise ``stops``."""
+    stops: tuple[int, ...]
+    step_starts: tuple[int, ...]
+    taken: tuple[tuple[int, int], ...]
+    """Operator and step of each storage that was added, by index."""
+    resized: tuple[tuple[int, int, int], ...]
+    """Storage, operator and step of each size that a rule gives."""
+
+    def moved(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        """The operators at their new places."""
+        return tuple([
+            op if op.start == start and op.stop == stop else replace(op, start=start, stop=stop)
+            for op, start, stop in zip(ops, self.starts, self.stops, strict=True)
+        ])  # fmt: skip
+
+
+def arrange(tape: Tape, steps: Sequence[Sequence[Step] | None]) -> Layout:
+    """Order a tape's events by the steps of its operators.
+
+    Args:
+        tape: As traced.
+        steps: For each operator, see :func:`steps_of`.
+    """
+    return _Arranger(tape).run(steps)
+
+
+class _Arranger:
+    """Walks the tape once; never leaves :func:`arrange`."""
+
+    def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.target = target
         self.events: list[int] = []
-        self.extra: list[Storage] = []
+        self.taken: list[tuple[int, int]] = []
         self.kept: set[tuple[str, str]] = set()
-        self.sizes: dict[int, int] = {}
+        self.resized: list[tuple[int, int, int]] = []
 
-    def run(self) -> Tape:
+    def run(self, steps: Sequence[Sequence[Step] | None]) -> Layout:
         tape, events = self.tape, self.events
-        ops: list[Op] = []
+        begins: list[int] = []
+        ends: list[int] = []
         starts: list[int] = []
         at = 0
-        for i, op in enumerate(tape.ops):
+        for i, (op, own) in enumerate(zip(tape.ops, steps, strict=True)):
             self._copy(at, op.start, starts)
-            begin = len(events)
-            self._op(i, op)
+            begins.append(len(events))
+            self._op(i, op, own)
             at = op.stop
-            moved = begin != op.start or len(events) != op.stop
-            ops.append(replace(op, start=begin, stop=len(events)) if moved else op)
+            ends.append(len(events))
         self._copy(at, len(tape.events), starts)
         starts += [len(events)] * (len(tape.step_starts) - len(starts))
-        return replace(
-            tape, ops=tuple(ops), events=tuple(events), step_starts=tuple(starts),
-            storages=(*self._resized(), *self.extra),
+        return Layout(
+            events=tuple(events), starts=tuple(begins), stops=tuple(ends), step_starts=tuple(starts),
+            taken=tuple(self.taken), resized=tuple(self.resized),
         )  # fmt: skip
-
-    def _resized(self) -> tuple[Storage, ...]:
-        """The traced storages, with the sizes that rules gave."""
-        if not self.sizes:
-            return self.tape.storages
-        storages = list(self.tape.storages)
-        for index, nbytes in self.sizes.items():
-            storages[index] = replace(storages[index], nbytes=nbytes)
-        return tuple(storages)
 
     def _copy(self, start: int, stop: int, starts: list[int]) -> None:
         """Copy events outside operators; step boundaries always lie there."""
@@ -77,9 +148,7 @@ class _Expander:
         while len(starts) < len(bounds) and bounds[len(starts)] == stop:
             starts.append(len(self.events))
 
-    def _op(self, index: int, op: Op) -> None:
-        rule = RULES.get(op.name)
-        steps = rule(op, self.target) if rule is not None and _on_device(op) else None
+    def _op(self, index: int, op: Op, steps: Sequence[Step] | None) -> None:
         own = self.tape.events[op.start : op.stop]
         if steps is None:
             self.events.extend(own)
@@ -87,39 +156,43 @@ class _Expander:
         born = {e for e in own if e >= 0}
         placed: set[int] = set()
         taken: dict[str, int] = {}
-        for step in steps:
+        for at, step in enumerate(steps):
             if isinstance(step, (Out, Size)):
                 storage = op.outputs[step.position].storage if step.position < len(op.outputs) else -1
                 if storage not in born:
                     continue
                 if isinstance(step, Size):
-                    self.sizes[storage] = step.nbytes
+                    self.resized.append((storage, index, at))
                 elif storage not in placed:
                     placed.add(storage)
                     self.events.append(storage)
             elif isinstance(step, Take):
-                self._take(index, op, step, taken)
+                self._take(step, op.thread, (index, at), taken)
             elif step.key in taken:
                 self.events.append(~taken.pop(step.key))
         self.events.extend(e for e in own if e not in placed)
         self.events.extend(~s for s in _reversed(taken.values()))
 
-    def _take(self, index: int, op: Op, step: Take, taken: dict[str, int]) -> None:
+    def _take(self, step: Take, thread: str, place: tuple[int, int], taken: dict[str, int]) -> None:
         if step.nbytes <= 0:
             return
         if step.keep:
-            if (op.thread, step.key) in self.kept:
+            if (thread, step.key) in self.kept:
                 return
-            self.kept.add((op.thread, step.key))
-        storage = len(self.tape.storages) + len(self.extra)
-        made = Storage(
-            nbytes=step.nbytes, role=step.role, shape=(step.nbytes,), dtype="uint8", op=index, name=step.key,
-            module=op.module if step.role is not Role.WORKSPACE else "",
-        )  # fmt: skip
-        self.extra.append(made)
+            self.kept.add((thread, step.key))
+        storage = len(self.tape.storages) + len(self.taken)
+        self.taken.append(place)
         self.events.append(storage)
         if not step.keep:
             taken[step.key] = storage
+
+
+def _taken(op: Op, index: int, step: Step) -> Storage:
+    assert isinstance(step, Take)
+    return Storage(
+        nbytes=step.nbytes, role=step.role, shape=(step.nbytes,), dtype="uint8", op=index,
+        name=step.key, module=op.module if step.role is not Role.WORKSPACE else "",
+    )  # fmt: skip
 
 
 def _on_device(op: Op) -> bool:

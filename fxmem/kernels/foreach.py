@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fxmem.kernels.reductions import REDUCTIONS, accumulator
-from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, itemsize, numel
+from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, itemsize, launch_scratch, numel
 from fxmem.tape import Op, Ref, TensorMeta
 
 _CHUNK = 65536
@@ -41,7 +41,7 @@ def _fast(tensors: Sequence[TensorMeta]) -> bool:
 def _partial_results(tensors: Sequence[TensorMeta], dtype: str) -> Take:
     """One value per chunk of the largest tensor, for each tensor."""
     chunks = max(-(-numel(t) // _CHUNK) for t in tensors)
-    return Take("partial results", len(tensors) * chunks * itemsize(dtype))
+    return launch_scratch("partial results", len(tensors) * chunks * itemsize(dtype))
 
 
 def _results(op: Op, tensors: Sequence[TensorMeta]) -> list[Step]:

@@ -15,7 +15,20 @@ from fxmem.kernels.reductions import _both_extrema as both_extrema
 from fxmem.kernels.reductions import _with_index as with_index
 from fxmem.kernels.reductions import reduce_steps, summing
 from fxmem.kernels.sorting import topk_steps
-from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, itemsize, nbytes, numel, tensor
+from fxmem.kernels.steps import (
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    argument,
+    itemsize,
+    launch_scratch,
+    nbytes,
+    numel,
+    tensor,
+)
 from fxmem.tape import Op, Phase, Ref, TensorMeta
 
 
@@ -145,7 +158,7 @@ def _put_sorted(
     scratch = cub.radix_sort(count, 8, 8, cub.bits_of(largest // max(after, 1)), target)
     return [
         *steps, Take("sorted", count * 8), Take("original", count * 8), Take("range", count * 8),
-        Take("sort", scratch),
+        launch_scratch("sort", scratch),
     ]  # fmt: skip
 
 
@@ -183,8 +196,8 @@ def nonzero_steps(key: str, x: TensorMeta, target: Target) -> list[Step]:
     """``nonzero_cuda_out_impl`` (Nonzero.cu) up to its result: elements are counted first."""
     return [
         *copy(f"{key} input", x), Take(f"{key} count", 4),
-        Take(f"{key} reduce", cub.reduce(numel(x), 4, target)), Drop(f"{key} reduce"),
-        Take(f"{key} select", cub.select_flagged(numel(x), target)),
+        launch_scratch(f"{key} reduce", cub.reduce(numel(x), 4, target)), Drop(f"{key} reduce"),
+        launch_scratch(f"{key} select", cub.select_flagged(numel(x), target)),
     ]  # fmt: skip
 
 
@@ -206,7 +219,7 @@ def _masked_scatter(op: Op, target: Target) -> list[Step] | None:
     before: list[Step] = [] if op.name.startswith("masked_scatter_.") else [Out(0)]
     return [
         *before, Take("positions", numel(x) * 8), *copy("mask", whole),
-        Take("scan", cub.scan(numel(x), 8)), *copy("source", tensor(op, 2)),
+        launch_scratch("scan", cub.scan(numel(x), 8)), *copy("source", tensor(op, 2)),
     ]  # fmt: skip
 
 
@@ -277,7 +290,7 @@ def _multinomial_replaced(x: TensorMeta) -> list[Step]:
     steps: list[Step] = [Out(0), Take("input", nbytes(x)), Take("normalized", nbytes(x)), Take("prefix", nbytes(x))]
     if len(x.shape) == 1:
         halves = x.dtype in ("float16", "bfloat16")
-        steps.append(Take("scan", cub.scan(numel(x), itemsize(x.dtype), primitive=not halves)))
+        steps.append(launch_scratch("scan", cub.scan(numel(x), itemsize(x.dtype), primitive=not halves)))
     return steps
 
 
@@ -304,7 +317,7 @@ def cumulated(key: str, x: TensorMeta, dtype: str) -> list[Step]:
     item = itemsize(dtype)
     return [
         Take(key, numel(x) * item), *([] if x.dtype == dtype else [Take(f"{key} cast", numel(x) * item)]),
-        Take(f"{key} scan", cub.scan(numel(x), item)), Drop(f"{key} scan"), Drop(f"{key} cast"),
+        launch_scratch(f"{key} scan", cub.scan(numel(x), item)), Drop(f"{key} scan"), Drop(f"{key} cast"),
     ]  # fmt: skip
 
 
@@ -323,7 +336,7 @@ def _scan(op: Op, target: Target) -> list[Step] | None:
         steps.append(Take("result", nbytes(result)))
     if isinstance(dim, int) and x.shape and numel(x) == x.shape[dim]:
         halves = result.dtype in ("float16", "bfloat16")
-        steps.append(Take("scan", cub.scan(numel(x), itemsize(result.dtype), primitive=not halves)))
+        steps.append(launch_scratch("scan", cub.scan(numel(x), itemsize(result.dtype), primitive=not halves)))
     return steps
 
 

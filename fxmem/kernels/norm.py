@@ -11,7 +11,19 @@ import math
 from collections.abc import Sequence
 
 from fxmem.kernels.reductions import accumulator, device_tensor, reduce_steps, summing
-from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, contiguous, itemsize, nbytes, tensor
+from fxmem.kernels.steps import (
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    contiguous,
+    itemsize,
+    launch_scratch,
+    nbytes,
+    tensor,
+)
 from fxmem.tape import Op, TensorMeta
 
 _PARALLEL_ROWS = 64 * 1024
@@ -94,7 +106,7 @@ def _partial_sums(
     across = -(-columns // _BLOCK_WIDTH)
     blocks = min(_MAX_BLOCKS // across, -(-rows // _ROWS_PER_BLOCK))
     width = wanted[0][1].shape[-1]
-    steps: list[Step] = [Take(f"blocks {i}", blocks * width * itemsize(w.dtype)) for i, w in wanted]
+    steps: list[Step] = [launch_scratch(f"blocks {i}", blocks * width * itemsize(w.dtype)) for i, w in wanted]
     for i, weight in wanted:
         partial = TensorMeta(-1, (blocks, width), (width, 1), weight.dtype)
         total = TensorMeta(-1, (width,), (1,), weight.dtype)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fxmem.kernels.iterator import Reduction
-from fxmem.kernels.steps import Drop, Step, Take, Target, itemsize
+from fxmem.kernels.steps import Drop, Step, Take, Target, itemsize, launch_scratch
 
 _WARP = 32
 _MAX_THREADS = 512
@@ -62,7 +62,7 @@ def scratch(reduction: Reduction, kernel: Kernel, target: Target) -> list[Step]:
         buffer, semaphores = _global_bytes(part, kernel, target)
         if buffer:
             steps += [
-                Take("reduce buffer", buffer), Take("semaphores", semaphores),
+                launch_scratch("reduce buffer", buffer), launch_scratch("semaphores", semaphores),
                 Drop("semaphores"), Drop("reduce buffer"),
             ]  # fmt: skip
     if accumulation:

@@ -10,7 +10,20 @@ import math
 
 from fxmem.kernels import cub
 from fxmem.kernels.copies import copy
-from fxmem.kernels.steps import Drop, Out, Rule, Step, Take, Target, argument, itemsize, nbytes, numel, tensor
+from fxmem.kernels.steps import (
+    Drop,
+    Out,
+    Rule,
+    Step,
+    Take,
+    Target,
+    argument,
+    itemsize,
+    launch_scratch,
+    nbytes,
+    numel,
+    tensor,
+)
 from fxmem.tape import Op, TensorMeta
 
 _SMALL_SORT = 4096
@@ -59,13 +72,13 @@ def sort_steps(x: TensorMeta, dim: int, target: Target) -> list[Step]:
     before = [] if x.shape[dim] and _innermost(x, dim) else [Take("input", nbytes(x))]
     if segments == 1 or length >= _LARGE_SORT:
         scratch = cub.radix_sort(length, key, 8, 8 * key, target)
-        each: list[Step] = [Take("sort", scratch), Drop("sort")]
+        each: list[Step] = [launch_scratch("sort", scratch), Drop("sort")]
         return [*before, Take("positions", length * 8), *each * segments, Drop("positions")]
     if segments < _MANY_SEGMENTS:
         return before + _full_sort(count, key, segments, target)
     return [
         *before, Take("positions", count * 8),
-        Take("sort", cub.alias(count * key, count * 8)), Drop("sort"), Drop("positions"),
+        launch_scratch("sort", cub.alias(count * key, count * 8)), Drop("sort"), Drop("positions"),
     ]  # fmt: skip
 
 
@@ -80,7 +93,7 @@ def _full_sort(count: int, key: int, segments: int, target: Target) -> list[Step
     by_segment = cub.radix_sort(count, 8, 0, cub.bits_of(segments), target)
     return [
         Take("pairs", count * 8), Take("sorted pairs", count * 8), Take("sorted keys", count * key),
-        Take("by key", by_key), Drop("by key"), Drop("sorted keys"), Take("by segment", by_segment),
+        launch_scratch("by key", by_key), Drop("by key"), Drop("sorted keys"), launch_scratch("by segment", by_segment),
     ]  # fmt: skip
 
 
@@ -106,9 +119,10 @@ def topk_steps(x: TensorMeta, dim: int, target: Target) -> list[Step]:
     scratch = cub.scan_by_key(blocks, 4, target)
     return [
         *steps, Take("kth values", slices * key), Take("k to find", slices * 8),
-        Take("desired", slices * 2 * max(4, key)), Take("counts", blocks * _RADIX_DIGITS * 2),
-        Take("digit sums", slices * _RADIX_DIGITS * 4), Take("within k", blocks * 4), Take("kth counts", blocks * 4),
-        Take("first scan", scratch), Drop("first scan"), Take("second scan", scratch),
+        Take("desired", slices * 2 * max(4, key)), launch_scratch("counts", blocks * _RADIX_DIGITS * 2),
+        launch_scratch("digit sums", slices * _RADIX_DIGITS * 4),
+        launch_scratch("within k", blocks * 4), launch_scratch("kth counts", blocks * 4),
+        launch_scratch("first scan", scratch), Drop("first scan"), launch_scratch("second scan", scratch),
     ]  # fmt: skip
 
 
@@ -145,7 +159,8 @@ def _randperm(op: Op, target: Target) -> list[Step] | None:
     key, value = 4 if bits <= 32 else 8, itemsize(result.dtype)
     return [
         Out(0), Take("largest", value), Drop("largest"), Take("range", n * value),
-        Take("keys", n * key), Take("sorted keys", n * key), Take("sort", cub.radix_sort(n, key, value, bits, target)),
+        Take("keys", n * key), Take("sorted keys", n * key),
+        launch_scratch("sort", cub.radix_sort(n, key, value, bits, target)),
     ]  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def suggests_channels_last(meta: TensorMeta) -> bool:
     return True
 
 
-def scratch(key: str, nbytes: int) -> Take:
+def launch_scratch(key: str, nbytes: int) -> Take:
     """Memory whose size follows the launch (grid, tiles, bins) rather than a tensor's shape.
 
     It counts as a workspace, and the batch law, which is about tensors, leaves it out.

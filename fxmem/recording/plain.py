@@ -75,14 +75,15 @@ def donor(
     held = first._use_count()  # type: ignore[attr-defined]
     if func is aten.index_put.default:
         held -= 1  # index_backward holds its argument by name while it calls
-    if held > _OWNED_TENSOR or (maker is None and held < _OWNED_TENSOR):
+    least = _OWNED_TENSOR if maker is None else 0  # in the forward pass a name in Python would hold it less often
+    if not least <= held <= _OWNED_TENSOR:
         return None
     return storage if _dense(first) else None
 
 
 def _in_formula(func: Any) -> bool:
     node = torch._C._current_autograd_node()
-    return node is not None and func in _FORMULAS.get(node.name(), ())
+    return func in _FORMULAS.get(node.name(), ())
 
 
 def producer_of(note: TensorNote) -> int:

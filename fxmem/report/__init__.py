@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from fxmem.report import batch
+from fxmem.report import batch, diff
 from fxmem.report.json import JsonReporter
 from fxmem.report.markdown import MarkdownReporter
 from fxmem.report.table import TableReporter
 
-__all__ = ["FORMATS", "Reporter", "render_batch", "reporter"]
+__all__ = ["FORMATS", "Reporter", "render_batch", "render_diff", "reporter"]
 
 
 class Reporter(Protocol):
@@ -63,3 +63,16 @@ def render_batch(report: Mapping[str, Any], name: str) -> str:
         return JsonReporter().render(report)
     writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
     return writer.write(batch.headline(report), batch.sections(report))
+
+
+def render_diff(report: Mapping[str, Any], name: str) -> str:
+    """Write the mapping that ``Comparison.to_dict()`` returns.
+
+    Args:
+        report: The mapping.
+        name: One of :data:`FORMATS`.
+    """
+    if name == JsonReporter.name:
+        return JsonReporter().render(report)
+    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
+    return writer.write(diff.headline(report), diff.sections(report))
