@@ -61,7 +61,7 @@ def recorded(source, workload, fake_mode):
         inputs = source.inputs(workload.batch)
         began = time.perf_counter()
         with personality(recorder, find_device("h200")), recorder:
-            run(source, inputs, workload, recorder, STEPS)
+            run(source, [inputs], workload, recorder, STEPS)
         return time.perf_counter() - began
 
 

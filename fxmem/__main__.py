@@ -1,6 +1,6 @@
 """``python -m fxmem``."""
 
-from fxmem.cli import main
+from fxmem.cli import run
 
 if __name__ == "__main__":
-    main(prog_name="fxmem")
+    run()

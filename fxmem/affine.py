@@ -94,7 +94,7 @@ def put_together(tape: Tape, parts: Parts, growth: Sequence[int], batch: int) ->
     spans = list(pairwise(parts.marks))
     split = len(tape.storages)
     storages = tuple(
-        _fill_storage(storage, iter(ints[begin:end])) if any(growth[begin:end]) else storage
+        fill_storage(storage, iter(ints[begin:end])) if any(growth[begin:end]) else storage
         for storage, (begin, end) in zip(tape.storages, spans[:split], strict=True)
     )
     ops = tuple(
@@ -111,7 +111,8 @@ def _take_storage(storage: Storage, fixed: list[object], ints: list[int]) -> Non
     ints.extend(shape)
 
 
-def _fill_storage(storage: Storage, ints: Iterator[int]) -> Storage:
+def fill_storage(storage: Storage, ints: Iterator[int]) -> Storage:
+    """Likewise for a storage, see :func:`fill_op`."""
     return replace(storage, nbytes=next(ints), shape=tuple(next(ints) for _ in storage.shape))
 
 

@@ -319,8 +319,7 @@ def replay(run: Tape | Demand, config: AllocatorConfig, capacity_bytes: int | No
         config: The allocator's options.
         capacity_bytes: What the device offers to the allocator; ``None``: without end.
 
-    Returns:
-        The plan; where the device is too small, its ``oom`` says so.
+    Returns: the plan; where the device is too small, its ``oom`` says so.
     """
     allocator = CachingAllocator(config, capacity_bytes)
     asked = run.demand if isinstance(run, Tape) else run

@@ -119,7 +119,7 @@ def estimate(
     maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
-    found = _law(run, traced.recorded) if law and (maker is inputs) else None
+    found = _law(run, traced.recorded, _others(workload.batch)) if law and (maker is inputs) else None
     expanded = expand(traced.tape, run.target)
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     answer = assemble(question, expanded, _plan(expanded, config, gpu), found)
@@ -279,14 +279,19 @@ def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
     return program, seen[vary.first]
 
 
-def _law(run: _Run, tape: Tape, others: tuple[int, ...] = (1, 2, 3)) -> BatchLaw:
+def _others(batch: int) -> tuple[int, int]:
+    """The batches that make the law with the one asked for: a small one, and a far one unless it is that itself."""
+    far = 2 + _FAR
+    return (1, 2) if batch >= far else (2 if batch == 1 else 1, far)
+
+
+def _law(run: _Run, tape: Tape, batches: tuple[int, int]) -> BatchLaw:
     """Fit the law to tapes at this batch and two others; once more where batch 1 stands alone."""
-    batches = [b for b in others if b != tape.batch][:2]
     tapes = [tape, *run.recorded(batches)]
     law = fit(tapes)
     if law.needs_proof or len(tapes) <= len(batches):
         used = {t.batch for t in tapes}
-        tapes += run.recorded([next(b for b in (3, 4, 5, 6) if b not in used)])
+        tapes += run.recorded([next(b for b in (2, 3, 4, 5) if b not in used)])
         law = fit(tapes)
     if run.target.workspaces is not None:
         run.target.workspaces.prepare(tape_questions(tapes, run.target))

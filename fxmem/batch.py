@@ -146,6 +146,8 @@ class _Search:
         self.low = -(-program.first // unit) - 1
         self.high = program.last // unit + 1
         self.plans: dict[int, Plan] = {}
+        self.calibrated = program.calibrated
+        """Whether former answers make the first guess a good one: then its neighbour is the next."""
         self.predicted: int | None = None
         self.unknown: int | None = None
         """The batch at which the search ended because its tape is not known."""
@@ -157,6 +159,8 @@ class _Search:
         while self.room > 0 and self.high - self.low > 1 and self.unknown is None:
             self._probe(min(max(self._guess(turn), self.low + 1), self.high - 1))
             turn += 1
+        if self.low in self.plans and self.high in self.plans:
+            self.program.learn(self.low * self.unit, self.high * self.unit, self.room)
 
     def answer(self, limits: Limits) -> BatchAnswer:
         fitting = self.plans.get(self.low)
@@ -177,21 +181,21 @@ class _Search:
 
     def _probe(self, unit: int) -> None:
         """Replay the whole tape at a batch."""
-        tape = self.program.at(unit * self.unit)
-        if tape is None and self.program.exhausted:
+        demand = self.program.demand(unit * self.unit)
+        if demand is None and self.program.exhausted:
             self.unknown = unit * self.unit
             return
-        if tape is None:
+        if demand is None:
             self.high = self.failed = unit
             return
-        plan = self.plans[unit] = replay(tape, self.config, self.room)
+        plan = self.plans[unit] = replay(demand, self.config, self.room)
         if plan.oom is None:
             self.low = unit
         else:
             self.high = unit
 
     def _guess(self, turn: int) -> int:
-        """The batch to look at next; the caller keeps it within the bracket."""
+        """The unit to look at next; the caller keeps it within the bracket."""
         if turn == 0:
             return self.program.guess(self.room) // self.unit
         if self.predicted == self.low:
@@ -199,6 +203,8 @@ class _Search:
         last = next(reversed(self.plans), None)
         if last is None:
             return (self.low + self.high) // 2
+        if turn == 1 and self.calibrated:
+            return last + 1 if last == self.low else last - 1
         line = self.program.line(last * self.unit) if turn < _TURNS else None
         if line is None:
             return self._between(turn)
@@ -237,14 +243,14 @@ class _Search:
 
     def _need(self, unit: int) -> int:
         """What a batch that does not fit would reserve without a limit."""
-        tape = self.program.at(unit * self.unit)
-        assert tape is not None
-        return replay(tape, self.config).peak_reserved_bytes
+        demand = self.program.demand(unit * self.unit)
+        assert demand is not None
+        return replay(demand, self.config).peak_reserved_bytes
 
     def _shortfall(self, unit: int) -> Shortfall:
         batch, oom = unit * self.unit, self.plans[unit].oom
-        tape = self.program.at(batch)
         assert oom is not None
+        tape = self.program.around(batch, oom.event)
         assert tape is not None
         segment = self.config.segment_size(self.config.round_size(oom.requested_bytes))
         return Shortfall(

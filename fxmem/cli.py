@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -25,12 +27,13 @@ from fxmem import __version__
 from fxmem.compare import compare
 from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
-from fxmem.options import device_from, devices_from, parse_vary, shared_options, workload_from
-from fxmem.report import render_batch, render_diff, reporter
+from fxmem.options import calibration_options, device_from, devices_from, parse_vary, shared_options, workload_from
+from fxmem.report import render_batch, render_calibration, render_diff, reporter
 from fxmem.report.plot import draw
 from fxmem.report.sections import fits
 from fxmem.snapshot import read_snapshot
 from fxmem.units import format_size
+from fxmem.workload import Workload
 
 
 class Exit(IntEnum):
@@ -81,6 +84,19 @@ def _status(error: FxmemError) -> Exit:
             return Exit.DOES_NOT_FIT
         case _:
             return Exit.ERROR
+
+
+def run() -> None:
+    """Entry of the process ``fxmem``.
+
+    The process is short and makes millions of objects that live to its end: looking for cycles among
+    them, at imports and when the interpreter goes down, takes a third of the time (benchmarks/process_ratio.py).
+    """
+    gc.disable()
+    try:
+        main(prog_name="fxmem")
+    finally:
+        gc.freeze()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -182,6 +198,37 @@ def diff(ctx: click.Context, /, target: str, snapshot: Path, **options: Any) -> 
 
 
 @main.command()
+@click.argument("target")
+@calibration_options
+@click.pass_context
+def calibrate(ctx: click.Context, /, target: str, **options: Any) -> None:
+    """Run TARGET for some seconds on the GPU of this machine, and compare it with the estimate.
+
+    Each batch size runs in a process of its own, the smallest first; a batch that would not fit is
+    left out. The figures are stored as a receipt. An interrupted run goes on where it was.
+    """
+    ctx.find_root().meta["debug"] = options["debug"]
+    workload, batches = workload_from({**options, "batch": 1}), options["batches"]
+    path = options["output"] or Path("calibration", "receipts", _receipt_name(target, workload))
+    with _quiet(debug=options["debug"]), click.progressbar(length=len(set(batches)), file=sys.stderr) as bar:
+        from fxmem.calibrate import Series
+        from fxmem.calibrate import calibrate as measured
+
+        series = Series(
+            target=target, workload=workload, batches=batches, repeats=options["repeats"], device=options["device"],
+            limit_seconds=options["limit"], alloc_conf=_environment_conf() or "",
+        )  # fmt: skip
+        receipt = measured(series, path, lambda: bar.update(1))
+    click.echo(render_calibration(receipt, options["format_name"]))
+    click.echo(f"the receipt is {path}", err=True)
+
+
+def _receipt_name(target: str, workload: Workload) -> str:
+    words = [target, workload.mode.value, workload.dtype, *([f"amp-{workload.amp}"] if workload.amp else [])]
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words)).strip("-.") + ".json"
+
+
+@main.command()
 def devices() -> None:
     """List the GPUs that --device knows."""
     rows = [_device_row(device) for device in all_devices()]
@@ -202,9 +249,13 @@ def _device_row(device: Device) -> tuple[str, ...]:
 
 def _library_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What the library takes beside workload and device; it reads no environment itself."""
-    environment = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    environment = _environment_conf()
     given = {"safety": options["safety"], "reserve_bytes": options["reserve"]}
     return {"alloc_conf": environment, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _environment_conf() -> str | None:
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _writable(output: Path | None, option: str = "--output") -> None:

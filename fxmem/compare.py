@@ -309,15 +309,12 @@ class _Report:
 
     def _told(self, j: int) -> str:
         storage = self._predicted(j)
-        _, source = self._origin(storage)
+        source = self._source(storage)
         place = f"at {source}" if source else f"in {storage.module}" if storage.module else ""
         return " ".join(filter(None, [f"{storage.nbytes} bytes", _kind(storage, self.tape), place]))
 
-    def _origin(self, storage: Storage) -> tuple[str, str]:
-        if storage.op is None:
-            return "", ""
-        op = self.tape.ops[storage.op]
-        return op.name, op.source
+    def _source(self, storage: Storage) -> str:
+        return "" if storage.op is None else self.tape.ops[storage.op].source
 
     # -------------------------------------------------------------- differences
     def _first(self) -> First | None:
@@ -348,22 +345,14 @@ class _Report:
         return len(self.pairs), len(self.pairs)
 
     def _groups(self, births: Sequence[int]) -> tuple[Group, ...]:
-        counts, held = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
-        for i in births:
-            what = self._recorded(i)
-            key = (what.nbytes, what.line, what.library)
-            counts[key] += 1
-            held[key] += what.nbytes * self.real.alive(i)
-        return _sorted(counts, held)
+        made = [(self._recorded(i), self.real.alive(i)) for i in births]
+        return _grouped([((what.nbytes, what.line, what.library), alive) for what, alive in made])
 
     def _lacking(self) -> tuple[Group, ...]:
-        counts, held = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
-        for j in self.missing:
-            storage = self._predicted(j)
-            key = (storage.nbytes, self._origin(storage)[1] or storage.module, _kind(storage, self.tape))
-            counts[key] += 1
-            held[key] += storage.nbytes * self.ours.alive(j)
-        return _sorted(counts, held)
+        made = [(self._predicted(j), self.ours.alive(j)) for j in self.missing]
+        return _grouped([
+            ((what.nbytes, self._source(what) or what.module, _kind(what, self.tape)), alive) for what, alive in made
+        ])  # fmt: skip
 
     def _curve(self) -> tuple[Point, ...]:
         """Both curves at the same pairs; the highest of each stretch."""
@@ -379,9 +368,11 @@ class _Report:
         return tuple(points)
 
 
-def _sorted(counts: Counter[tuple[int, str, str]], held: Counter[tuple[int, str, str]]) -> tuple[Group, ...]:
+def _grouped(found: Sequence[tuple[tuple[int, str, str], bool]]) -> tuple[Group, ...]:
+    counts = Counter(key for key, _ in found)
+    held = Counter(key for key, alive in found if alive)
     groups = [
-        Group(count=count, nbytes=key[0], line=key[1], what=key[2], peak_bytes=held[key])
+        Group(count=count, nbytes=key[0], line=key[1], what=key[2], peak_bytes=held[key] * key[0])
         for key, count in counts.items()
     ]
     return tuple(sorted(groups, key=lambda group: (-group.peak_bytes, -group.nbytes * group.count)))
@@ -404,4 +395,3 @@ def _same_before(gaps: _Gaps, real: _Side, ours: _Side) -> bool:
     mine = sorted((nbytes, gaps.real(dies) if dies <= len(real.numbers) else -1) for nbytes, dies in real.before)
     other = sorted((nbytes, gaps.ours(dies) if dies <= len(ours.numbers) else -1) for nbytes, dies in ours.before)
     return mine == other
-

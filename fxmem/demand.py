@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fxmem.affine import Parts, at_distance, fill_op, put_together, take_apart
+from fxmem.affine import Parts, at_distance, fill_op, fill_storage, put_together, take_apart
 from fxmem.kernels import Target, tape_questions
 from fxmem.kernels.expand import Layout, arrange, finished, nbytes_of, shape_of, steps_of
 from fxmem.kernels.steps import Step
@@ -62,11 +62,11 @@ class DemandLaw:
             self._kind_of.append(at)
         self._constant = {at: steps_of(k.op, target) for at, k in enumerate(self._kinds) if not any(k.growth)}
         self._layouts: dict[object, Layout] = {}
+        self._moved: dict[tuple[int, ...], tuple[Op, ...]] = {}
 
     def at(self, batch: int) -> Demand:
         """The demand of a batch that the law covers by its lines."""
-        steps = self._steps(batch)
-        layout = self._layout(steps)
+        steps, layout = self._arranged(batch)
         sizes = at_distance(self._sizes, self._rates, batch - self._base.batch)
         for storage, op, at in layout.resized:
             sizes[storage] = nbytes_of(steps, op, at)
@@ -78,24 +78,40 @@ class DemandLaw:
 
     def tape(self, batch: int) -> Tape:
         """The whole tape of a batch."""
-        steps = self._steps(batch)
-        return finished(put_together(self._base, self._parts, self._growth, batch), steps, self._layout(steps))
+        return finished(put_together(self._base, self._parts, self._growth, batch), *self._arranged(batch))
 
-    def _steps(self, batch: int) -> list[Sequence[Step] | None]:
-        """The steps of every operator."""
+    def around(self, batch: int, event: int) -> Tape:
+        """Write of the tape of a batch only what is live after an event.
+
+        All other storages, and what the operators are called with, stay as at the base batch: enough to
+        name what runs out of memory, in a fraction of the time.
+        """
+        steps, layout = self._arranged(batch)
+        count, growth, marks = len(self._base.storages), self._growth, self._parts.marks
+        if layout.events not in self._moved:
+            self._moved[layout.events] = layout.moved(self._base.ops)
+        storages = list(self._base.storages)
+        for index in {e for e in layout.events[: event + 1] if e >= 0} - {~e for e in layout.events[: event + 1]}:
+            begin, end = (marks[index], marks[index + 1]) if index < count else (0, 0)
+            if any(growth[begin:end]):
+                ints = at_distance(self._parts.ints[begin:end], growth[begin:end], batch - self._base.batch)
+                storages[index] = fill_storage(storages[index], iter(ints))
+        base = replace(self._base, batch=batch, storages=tuple(storages))
+        return finished(base, steps, layout, self._moved[layout.events])
+
+    def _arranged(self, batch: int) -> tuple[list[Sequence[Step] | None], Layout]:
+        """The steps of every operator, and the order that they make."""
         distance, target = batch - self._base.batch, self._target
         asked = {at: kind.at(distance) for at, kind in enumerate(self._kinds) if at not in self._constant}
         if target.workspaces is not None:
             target.workspaces.prepare(tape_questions([replace(self._base, ops=tuple(asked.values()))], target))
-        found = {**self._constant, **{at: steps_of(op, target) for at, op in asked.items()}}
-        return [found[at] for at in self._kind_of]
-
-    def _layout(self, steps: Sequence[Sequence[Step] | None]) -> Layout:
-        shapes = {at: shape_of(own) for at, own in zip(self._kind_of, steps, strict=True)}
-        key = tuple(shapes.items())
+        found = {at: steps_of(op, target) for at, op in asked.items()}
+        key = tuple([shape_of(own) for own in found.values()])
+        found |= self._constant
+        steps = [found[at] for at in self._kind_of]
         if key not in self._layouts:
             self._layouts[key] = arrange(self._base, steps)
-        return self._layouts[key]
+        return steps, self._layouts[key]
 
 
 def demand_law(law: BatchLaw, steps: int, target: Target) -> DemandLaw | None:

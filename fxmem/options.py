@@ -140,6 +140,40 @@ def shared_options(command: Command) -> Command:
     return command
 
 
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Read ``--batches``.
+
+    >>> parse_batches("1,2,4")
+    (1, 2, 4)
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"{text!r} is no list of batches", where="--batches", hint="write it as 1,2,4,8")
+    return tuple(map(int, words))
+
+
+_CALIBRATION = (
+    click.option("--batches", type=parse_batches, default="1,2,4,8", show_default=True, metavar="N,N,...",
+                 help="Batch sizes, each in a process of its own."),
+    click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
+                 help="Runs at each batch size."),
+    click.option("--device", default="cuda:0", show_default=True, metavar="cuda:N", help="The GPU to run on."),
+    click.option("--limit", type=click.FloatRange(min=1), default=120, show_default=True, metavar="SECONDS",
+                 help="Start nothing after this time."),
+    click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+                 help="Write the receipt there.  [default: calibration/receipts/TARGET-MODE.json]"),
+    _OUTPUT[0],
+    _OUTPUT[-1],
+)  # fmt: skip
+
+
+def calibration_options(command: Command) -> Command:
+    """Give a command the workload's options, without a batch, and those of a calibration."""
+    for option in reversed((*_WORKLOAD[1:], *_CALIBRATION)):
+        command = option(command)
+    return command
+
+
 def workload_from(options: Mapping[str, Any]) -> Workload:
     """The workload that the options ask for.
 

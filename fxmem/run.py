@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -40,13 +40,52 @@ def run(source: Source, inputs: list[Inputs], workload: Workload, recorder: Reco
     _to_device(model, recorder)
     feed = _Feed(inputs, recorder)
     steps = steps if feed.stays else len(inputs)
-    with module_paths(model, recorder), _collected_at_steps():
+    with module_paths(model, recorder):
+        loop(source, feed, workload, recorder, steps)
+
+
+class Marks(Protocol):
+    """What the loop tells whoever watches it."""
+
+    phase: Phase
+
+    def begin_step(self, step: int) -> None:
+        """Step 1, 2, ... begins."""
+
+    def end_steps(self) -> None:
+        """The last one is over; output and loss are still bound."""
+
+    def name_gradients(self, params: Iterable[nn.Parameter]) -> None:
+        """The backward pass is over."""
+
+    def name_optimizer_state(self, state: Mapping[Any, Any], params: Iterable[nn.Parameter]) -> None:
+        """The optimizer has made its step."""
+
+
+class Feed(Protocol):
+    """Where the loop gets its inputs."""
+
+    def next(self) -> Inputs:
+        """The inputs of the step that begins."""
+
+
+def loop(source: Source, feed: Feed, workload: Workload, marks: Marks, steps: int) -> None:
+    """The steps, on whatever device the model and its inputs are.
+
+    Args:
+        source: Model and loss.
+        feed: Its inputs.
+        workload: What to run.
+        marks: Is told what happens.
+        steps: How many.
+    """
+    with _collected_at_steps():
         if workload.mode is Mode.TRAINING:
-            _train(source, feed, workload, recorder, steps)
+            _train(source, feed, workload, marks, steps)
         elif workload.mode is Mode.GENERATION:
-            _generate(source, feed, workload, recorder, steps)
+            _generate(source, feed, workload, marks, steps)
         else:
-            _infer(source, feed, workload, recorder, steps)
+            _infer(source, feed, workload, marks, steps)
 
 
 # ------------------------------------------------------------------ setup
@@ -122,7 +161,7 @@ def _cast(workload: Workload) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cuda", dtype=getattr(torch, workload.amp))
 
 
-def _infer(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, steps: int) -> None:
+def _infer(source: Source, feed: Feed, workload: Workload, recorder: Marks, steps: int) -> None:
     model = source.module
     recorder.phase = Phase.FORWARD
     for step in range(1, steps + 1):
@@ -134,7 +173,7 @@ def _infer(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, 
     recorder.end_steps()
 
 
-def _train(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, steps: int) -> None:
+def _train(source: Source, feed: Feed, workload: Workload, recorder: Marks, steps: int) -> None:
     model = source.module
     params = list(model.parameters())
     optimizer = make_optimizer(workload.optimizer, params, foreach=workload.foreach)
@@ -168,7 +207,7 @@ def _train(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, 
     recorder.end_steps()
 
 
-def _generate(source: Source, feed: _Feed, workload: Workload, recorder: Recorder, steps: int) -> None:
+def _generate(source: Source, feed: Feed, workload: Workload, recorder: Marks, steps: int) -> None:
     model = source.module
     if not hasattr(model, "generate"):
         raise UsageError(

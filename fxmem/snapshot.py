@@ -99,7 +99,7 @@ def read_snapshot(path: Path) -> Recording:
         raise FxmemError(error.what, where=str(path), hint=_HINT) from error
 
 
-_Python: Any = pickle._Unpickler  # type: ignore[attr-defined]  # the one in Python: its opcodes are a table
+_Python: Any = pickle._Unpickler  # the one in Python: its opcodes are a table
 
 
 class _Plain(_Python):  # type: ignore[misc]
@@ -111,7 +111,7 @@ class _Plain(_Python):  # type: ignore[misc]
         raise FxmemError(f"is no plain data: it names {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise FxmemError("is no plain data: it refers to something outside")
+        raise FxmemError(f"is no plain data: it refers to {type(pid).__name__} outside")
 
 
 def load_plain(data: bytes) -> object:
@@ -136,7 +136,7 @@ def load_plain(data: bytes) -> object:
         raise FxmemError(f"is no plain data: {what}") from error
     except (EOFError, IndexError) as error:
         raise FxmemError("ends too early: it is no pickle, or a broken one") from error
-    except Exception as error:  # noqa: BLE001 - whatever a broken pickle makes of the stack
+    except Exception as error:  # whatever a broken pickle makes of the stack
         raise FxmemError(f"is no pickle, or a broken one: {type(error).__name__}: {error}") from error
 
 

@@ -130,6 +130,37 @@ def load(
     )
 
 
+def load_real(target: str, workload: Workload) -> Source:
+    """Build the model that a target names, with weights, on the CPU: for a run that is measured.
+
+    Args:
+        target: As for :func:`load`, but no module.
+        workload: Likewise.
+
+    Raises:
+        SourceError: The target cannot be found or built.
+    """
+    kind, made = _made(target, workload)
+    _check(made)
+    _prepare(made, workload, kind)
+    make = _maker(made, workload)
+
+    def inputs(batch: int) -> Inputs:
+        with made.scope():
+            arguments = make(batch)
+        return Inputs(args=arguments.args, kwargs=arguments.kwargs, target=arguments.target)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[nn.Module]:
+        with made.scope():
+            yield made.module
+
+    return Source(
+        module=made.module, kind=kind, name=made.name, inputs=inputs, steps=None, loss=made.loss, live=False,
+        opened=opened,
+    )  # fmt: skip
+
+
 def _made(target: str | Callable[..., object], workload: Workload) -> tuple[Kind, Made]:
     arguments = dict(workload.model_args)
     if not isinstance(target, str):

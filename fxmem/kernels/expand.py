@@ -28,20 +28,23 @@ def expand(tape: Tape, target: Target) -> Tape:
     return finished(tape, steps, arrange(tape, steps))
 
 
-def finished(tape: Tape, steps: Sequence[Sequence[Step] | None], layout: Layout) -> Tape:
+def finished(
+    tape: Tape, steps: Sequence[Sequence[Step] | None], layout: Layout, moved: tuple[Op, ...] | None = None
+) -> Tape:
     """Write what :func:`arrange` found into a tape.
 
     Args:
         tape: As traced.
         steps: For each operator, see :func:`steps_of`.
         layout: Of this tape, or of one that differs only in sizes, and these steps.
+        moved: The tape's operators at their new places, if they are at hand.
     """
     storages = list(tape.storages)
     for storage, op, at in layout.resized:
         storages[storage] = replace(storages[storage], nbytes=nbytes_of(steps, op, at))
     storages += [_taken(tape.ops[op], op, nth(steps, op, at)) for op, at in layout.taken]
     return replace(
-        tape, ops=layout.moved(tape.ops), events=layout.events, step_starts=layout.step_starts,
+        tape, ops=moved or layout.moved(tape.ops), events=layout.events, step_starts=layout.step_starts,
         storages=tuple(storages),
     )  # fmt: skip
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from fxmem.report import batch, diff
+from fxmem.report import batch, calibration, diff
 from fxmem.report.json import JsonReporter
 from fxmem.report.markdown import MarkdownReporter
 from fxmem.report.table import TableReporter
 
-__all__ = ["FORMATS", "Reporter", "render_batch", "render_diff", "reporter"]
+__all__ = ["FORMATS", "Reporter", "render_batch", "render_calibration", "render_diff", "reporter"]
 
 
 class Reporter(Protocol):
@@ -76,3 +76,16 @@ def render_diff(report: Mapping[str, Any], name: str) -> str:
         return JsonReporter().render(report)
     writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
     return writer.write(diff.headline(report), diff.sections(report))
+
+
+def render_calibration(receipt: Mapping[str, Any], name: str) -> str:
+    """Write a receipt.
+
+    Args:
+        receipt: The mapping that is in its file.
+        name: One of :data:`FORMATS`.
+    """
+    if name == JsonReporter.name:
+        return JsonReporter().render(receipt)
+    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
+    return writer.write(calibration.headline(receipt), calibration.sections(receipt))

@@ -21,10 +21,10 @@ _LISTS = (
 def headline(report: Mapping[str, Any]) -> tuple[str, ...]:
     """What was compared, and the answer."""
     answer = "no difference" if report["same"] else "they differ"
+    counts = f"the recording has {report['recorded']} from {report['start']} on, the tape {report['predicted']}"
     return (
         f"{report['target']} beside {report['recording']}: {answer}",
-        f"{report['compared']} allocations agree; the recording has {report['recorded']} from {report['start']} on,"
-        f" the tape {report['predicted']}",
+        f"{report['compared']} allocations agree; {counts}",
     )
 
 
@@ -56,8 +56,10 @@ def _figures(report: Mapping[str, Any]) -> tuple[Row, ...]:
         if key == "before":
             names = ("before_recorded_bytes", "before_predicted_bytes")
         recorded, predicted = (report[name] for name in names)
-        difference = "0 B" if recorded == predicted else f"{'+' if recorded > predicted else '-'}" + format_size(
-            abs(recorded - predicted)
+        difference = (
+            "0 B"
+            if recorded == predicted
+            else f"{'+' if recorded > predicted else '-'}" + format_size(abs(recorded - predicted))
         )
         rows.append((label, format_size(recorded), format_size(predicted), difference))
     rows.append(("reserved", format_size(report["recorded_reserved_bytes"]), "", ""))

@@ -143,3 +143,15 @@ def test_fixed_inputs_have_no_largest_batch():
 def test_a_limit_is_needed():
     with pytest.raises(UsageError, match="needs a limit"):
         fxmem.max_batch(model, inputs, device=fxmem.find_device())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 12, 13, 30])
+def test_what_grows_by_thirds_is_no_line_to_estimate(batch):
+    assert not fxmem.estimate(Uneven, inputs, batch=batch).scaling.exact
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 64])
+def test_the_law_of_estimate_reaches_down_to_one(batch):
+    scaling = fxmem.estimate(model, inputs, batch=batch, mode=fxmem.Mode.TRAINING).scaling
+    assert scaling.exact
+    assert scaling.pieces[0].from_batch == 1

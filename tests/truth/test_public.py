@@ -40,4 +40,4 @@ def test_peaks_equal_the_allocators(case):
 
 
 def test_nearly_all_cases_are_exact():
-    assert len(DEVIATIONS) <= len(CASES) // 10
+    assert len(set(DEVIATIONS) & set(CASES)) <= len(CASES) // 10
