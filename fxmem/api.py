@@ -269,7 +269,9 @@ def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
         changed = _Run(target, replace(run.workload, **vary.options(value)), run.device, **run.given)
         tape = changed.at(batch).tape if not seen else changed.all_steps(batch)
         if tape is not None and any(tape.storages == other.storages for other in seen.values()):
-            raise UsageError(f"{vary.axis} changes nothing here", where="--vary", hint="the inputs do not follow it")
+            raise UsageError(
+                f"{vary.axis} changes nothing here", where="--vary", hint=f"inputs(batch, {vary.axis}) may take it"
+            )
         if tape is not None:
             seen[value] = tape
         return tape

@@ -24,6 +24,7 @@ import click
 from tabulate import tabulate
 
 from fxmem import __version__
+from fxmem.calibration import read_calibration, shipped_for
 from fxmem.compare import compare
 from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
@@ -110,6 +111,8 @@ def main() -> None:
 @shared_options
 @click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Add a table of the modules to this depth.")
 @click.option("--check", is_flag=True, help="Exit with status 3 if it does not fit --device.")
+@click.option("--calibration", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Give an interval too, from a receipt of `fxmem calibrate` or from profiles.")  # fmt: skip
 @click.pass_context
 def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool, **options: Any) -> None:
     """Estimate the peak memory of TARGET, its parts, its place and the largest batch.
@@ -122,11 +125,16 @@ def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool,
     if check and device.capacity_bytes is None:
         raise UsageError("--check needs a limit", hint="name a GPU or a size with --device")
     _writable(options["output"])
+    given = options["calibration"]
+    profile = shipped_for(device) if given is None else read_calibration(given, device)
+    device = device if profile is None else profile.on(device)
     with _quiet(debug=options["debug"]):
         from fxmem import api
 
         result = api.estimate(target, workload=workload, device=device, **_library_options(options))
     report = result.to_dict()
+    if profile is not None:
+        report["interval"] = profile.interval(report["peak"]["reserved_bytes"])  # type: ignore[index]
     _write(reporter(options["format_name"], depth=depth).render(report), options["output"])
     if check and not fits(report):
         ctx.exit(Exit.DOES_NOT_FIT)

@@ -6,6 +6,7 @@ a run is interrupted lies in a file of its own beside it (``NAME.partial``), fro
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -138,13 +139,14 @@ def write(receipt: Mapping[str, Any], path: Path) -> None:
     Raises:
         FxmemError: It cannot be written.
     """
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
         os.replace(new, path)  # noqa: PTH105 - by name: it is atomic
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
         raise FxmemError(f"cannot write the receipt: {error.strerror}", where=str(path)) from error
 
 

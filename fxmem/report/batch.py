@@ -36,7 +36,8 @@ def sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
         parts.append(Section("What the tensors ask for", law_rows(first), lines=law_lines(first)))
     drawn = next((device for device in report["devices"] if device["curve"]), None)
     if drawn is not None:
-        parts.append(Section(f"Memory against {drawn['axis']}", curve_rows(drawn), numbers=(0, 1), lines=(LEGEND,)))
+        label = f"Memory against {drawn['axis']}" + (f" on {drawn['name']}" if others else "")
+        parts.append(Section(label, curve_rows(drawn), numbers=(0, 1), lines=(LEGEND,)))
     if first["next"] is not None:
         binding = {"peak_at": first["next"]["at"]}
         parts.append(Section(f"Where {first['axis']} {first['next']['batch']} runs out of memory", place_rows(binding)))

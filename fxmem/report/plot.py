@@ -59,8 +59,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     for device in report["devices"]:
         limit = _limit(device) / 2**30
         axes.axhline(limit, color="black", linewidth=1, linestyle="--")
-        axes.annotate(f"{device['name']}: {device['batch']}", (batches[0], limit), va="bottom", fontsize="small")
-    axes.set(xlabel=drawn["axis"], ylabel="GiB", title=report["target"], xlim=(batches[0], batches[-1]), ylim=(0, None))
+        axes.annotate(f" {device['name']}: {device['batch']}", (batches[0], limit), va="bottom", fontsize="small")
+    title = f"{report['target']} on {drawn['name']}"
+    axes.set(xlabel=drawn["axis"], ylabel="GiB", title=title, xlim=(batches[0], batches[-1]), ylim=(0, None))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
     try:
         figure.savefig(path)

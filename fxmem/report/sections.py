@@ -88,12 +88,27 @@ def peak_rows(report: Mapping[str, Any]) -> tuple[Row, ...]:
         ("reserved", size(peak["reserved_bytes"]), "the caching allocator: torch.cuda.max_memory_reserved()"),
         ("device", size(peak["device_bytes"]), device_note),
     ]
+    rows.extend(interval_rows(report))
     rows.extend(_fit_rows(report))
     steps = report.get("steps") or ()
     if len(steps) > 1:
         each = (f"{number}: {size(step['allocated_bytes'])}" for number, step in enumerate(steps, start=1))
         rows.append(("by step", "", _shorten("  ".join(each), 75)))
     return tuple(rows)
+
+
+def interval_rows(report: Mapping[str, Any]) -> list[Row]:
+    """What measurements on record make of the estimate, with ``--calibration``."""
+    interval = report.get("interval")
+    if interval is None:
+        return []
+    kind = ", the phantom device" if interval["phantom"] else ""
+    note = f"by {interval['measurements']} measurements on {interval['gpu']}{kind}"
+    return [
+        (f"{name} from .. to", f"{format_size(values['low'])} .. {format_size(values['high'])}",
+         f"expected {format_size(values['expected'])}, {note}")
+        for name in ("reserved", "device") if (values := interval[f"{name}_bytes"]) is not None
+    ]  # fmt: skip
 
 
 def _fit_rows(report: Mapping[str, Any]) -> list[Row]:

@@ -155,3 +155,23 @@ def test_the_law_of_estimate_reaches_down_to_one(batch):
     scaling = fxmem.estimate(model, inputs, batch=batch, mode=fxmem.Mode.TRAINING).scaling
     assert scaling.exact
     assert scaling.pieces[0].from_batch == 1
+
+
+def test_inputs_may_ask_for_the_axis():
+    def asked(batch, seq=32):
+        return torch.zeros(batch, seq, 512)
+
+    options = {"device": fxmem.find_device("256MiB", context=0), "safety": 1}
+    answer = fxmem.max_batch(model, asked, vary=fxmem.Vary("seq", 16, 100_000), **options).best.answer
+    assert answer.proved
+    plain = fxmem.max_batch(model, lambda batch: torch.zeros(batch, 512), **options)
+    assert answer.batch == plain.batch
+    assert fxmem.estimate(model, asked, law=False).breakdown.inputs == 32 * 512 * 4
+
+
+def test_inputs_must_follow_the_axis():
+    def needy(batch, image):
+        return torch.zeros(batch, 512)
+
+    with pytest.raises(UsageError, match=r"inputs\(batch, image\)"):
+        fxmem.max_batch(model, needy, device="512MiB", vary=fxmem.Vary("image", 32, 64))

@@ -73,9 +73,9 @@ def test_the_logits_of_gpt2():
 def test_bert_large_on_v100():
     """What ran there fits here too: batch 4 on 16 GB, 11 in float32 and 14 with autocast on 32 GB.
 
-    The device's total was 14949 MB at batch 4 where fxmem says 12275 MiB. Two copies of the parameters are 2.5 GiB:
-    that Trainer kept gradients (zeroed, not set to None) and its optimizer took a copy of them on the way. ModelCenter's
-    11 and 14 are of its own loop, fxmem's plain loop takes 16 and 22; "nothing fits 11 GB" is not true of that one.
+    The device's total was 14949 MiB at batch 4. PyTorch of today reserves 10932 MiB (phantom; fxmem says the same),
+    with the context 12275; 11936 where gradients are zeroed and kept, as loops did then. Where the other 1.6 GiB were
+    is not known. ModelCenter's 11 and 14 are of its own loop, the plain one of today takes 16 and 22, and 3 on 11 GB.
     """
     pytest.importorskip("transformers")
     small, large = device("16GiB", "sm_70", CONTEXT), device("32GiB", "sm_70", CONTEXT)
@@ -83,8 +83,8 @@ def test_bert_large_on_v100():
     assert found.fits
     weights = CONTEXT + found.model.parameter_bytes
     assert abs(weights / MIB / 2631 - 1) < 0.01
-    missing = 14949 - found.peak.device_bytes / MIB
-    assert abs(missing / (2 * found.model.parameter_bytes / MIB) - 1) < 0.1
+    assert found.peak.reserved_bytes == 10932 * MIB
+    assert found.peak.device_bytes < 14949 * MIB
     assert fxmem.max_batch(BERT, device=small, safety=1, **TRAIN).batch == 6
     assert 11 <= fxmem.max_batch(BERT, device=large, safety=1, **TRAIN).batch == 16
     assert 14 <= fxmem.max_batch(BERT, device=large, safety=1, amp="float16", **TRAIN).batch == 22

@@ -36,7 +36,7 @@ SWEEP = [
     ("hf:gpt2", "h100", TRAIN | {"seq": 512, "amp": "bfloat16"}),
     ("hf:bert", "t4", TRAIN | {"seq": 128, "optimizer": "sgd", "attn": "eager"}),
     ("hf:llama", "a6000", TRAIN | {"seq": 512, "model_args": SMALL_LLAMA, "accumulate": 2}),
-    ("hf:t5", "24GiB", TRAIN | {"seq": 128, "checkpoint": True}),
+    ("hf:t5", "24GiB", TRAIN | {"seq": 128}),
     ("hf:roberta", "b200", INFER | {"seq": 512, "dtype": "bfloat16"}),
     ("hf:gpt2", "t4", {"mode": Mode.GENERATION, "prompt": 32, "new_tokens": 4}),
 ]

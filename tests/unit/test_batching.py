@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from budgets import DEVICE, SEQS, TARGET, attention, budget, estimate, fits
 
 from fxmem.allocator import AllocatorConfig, CachingAllocator
-from fxmem.batching import MemoryBudget, Policy, Request, plan
+from fxmem.batching import Batch, MemoryBudget, Policy, Request, plan
 from fxmem.device import find_device
 from fxmem.errors import UsageError
 from fxmem.kernels import expand
@@ -134,25 +135,63 @@ def test_a_hundred_thousand_requests(policy):
     assert sum(len(batch.requests) for batch in found.batches) == 10**5
 
 
-def test_traffic_against_one_allocator():
-    """Batches of mixed shapes, one after the other: the cache of former shapes must not stand in the way."""
-    draw = random.Random(2)
-    allocator = CachingAllocator(AllocatorConfig(), ROOM)
-    weights = allocator.malloc(4 << 20)
-    waiting = [Request(id=i, samples=draw.randint(1, 6), seq=draw.randint(1, 256)) for i in range(3000)]
-    count = 0
-    for batch in plan(waiting, budget(), Policy(keep_order=True)).batches:
-        tape = expand(attention(batch.samples, batch.seq), TARGET)
-        blocks = {}
+class Gpu:
+    """One process's allocator; it runs batch after batch."""
+
+    def __init__(self) -> None:
+        self.allocator = CachingAllocator(AllocatorConfig(), ROOM)
+        self._weights = self.allocator.malloc(4 << 20)
+        self.batches = 0
+
+    def run(self, batch: Batch) -> None:
+        tape, blocks = expand(attention(batch.samples, batch.seq), TARGET), {}
         for event in tape.events:
             if event >= 0:
                 storage = tape.storages[event]
-                blocks[event] = None if storage.name == "w" else allocator.malloc(storage.nbytes, storage.stream)
+                known = storage.name == "w"
+                blocks[event] = None if known else self.allocator.malloc(storage.nbytes, storage.stream)
             else:
-                allocator.free(blocks.pop(~event))
+                self.allocator.free(blocks.pop(~event))
         for block in blocks.values():
-            allocator.free(block)
-        count += 1
-    allocator.free(weights)
-    assert count > 50
-    assert allocator.ooms == 0
+            self.allocator.free(block)
+        self.batches += 1
+
+
+def test_traffic_against_one_allocator():
+    """Batches of mixed shapes, one after the other: the cache of former shapes must not stand in the way."""
+    draw, gpu = random.Random(2), Gpu()
+    waiting = [Request(id=i, samples=draw.randint(1, 6), seq=draw.randint(1, 256)) for i in range(3000)]
+    for batch in plan(waiting, budget(), Policy(keep_order=True)).batches:
+        gpu.run(batch)
+    assert gpu.batches > 50
+    assert gpu.allocator.ooms == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [Policy(max_wait=2.0), Policy(keep_order=True), Policy(max_padding=0.4)])
+def test_an_hour_of_traffic(policy):
+    """Requests come in waves and bursts; the server runs what waits whenever it is free. Nothing runs out of memory."""
+    draw, gpu = random.Random(3), Gpu()
+    now, number, done = 0.0, 0, []
+    waiting: list[Request] = []
+    coming = 0.0
+    while now < 3600.0:
+        while coming <= now:
+            rate = 15.0 * (1.0 + math.sin(coming / 600.0)) + 1.0
+            for _ in range(40 if draw.random() < 0.005 else 1):
+                length = min(int(draw.expovariate(1 / 60)) + 1, 256)
+                waiting.append(Request(id=number, samples=draw.randint(1, 6), seq=length, arrived=coming))
+                number += 1
+            coming += draw.expovariate(rate)
+        found = plan(waiting, budget(), policy, now=now)
+        waiting = []
+        assert not found.impossible
+        for batch in found.batches:
+            gpu.run(batch)
+            done += [request.id for request in batch.requests]
+            now += 0.05 + batch.samples * batch.seq * 3e-5
+        now = now if found.batches else coming
+    assert gpu.batches > 1000
+    assert len(done) == len(set(done)) == number > 50_000
+    assert policy.keep_order is (done == sorted(done))
+    assert gpu.allocator.ooms == 0

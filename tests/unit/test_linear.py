@@ -36,7 +36,7 @@ def test_one_measurement_is_no_line():
 
 @pytest.mark.parametrize(("gib", "safety"), [(16, 0.9), (24, 0.8), (80, 0.7), (1, 1.0)])
 def test_the_textbook_formula_is_the_replay(gib, safety):
-    """Where the law has one piece and blocks are whole segments: safe batch = (available x safety - fixed) / per sample."""
+    """Where the law has one piece: safe batch = (available x safety - fixed) / per sample."""
 
     def tape(batch):
         b = TapeBuilder(batch).keep("w", (128 * MIB,))
