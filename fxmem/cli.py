@@ -28,8 +28,16 @@ from fxmem.calibration import read_calibration, shipped_for
 from fxmem.compare import compare
 from fxmem.device import Device, all_devices
 from fxmem.errors import DoesNotFitError, FxmemError, UsageError
-from fxmem.options import calibration_options, device_from, devices_from, parse_vary, shared_options, workload_from
-from fxmem.report import render_batch, render_calibration, render_diff, reporter
+from fxmem.options import (
+    calibration_options,
+    device_from,
+    devices_from,
+    parse_vary,
+    shared_options,
+    verify_options,
+    workload_from,
+)
+from fxmem.report import render_batch, render_calibration, render_diff, render_verification, reporter
 from fxmem.report.plot import draw
 from fxmem.report.sections import fits
 from fxmem.snapshot import read_snapshot
@@ -234,6 +242,29 @@ def calibrate(ctx: click.Context, /, target: str, **options: Any) -> None:
 def _receipt_name(target: str, workload: Workload) -> str:
     words = [target, workload.mode.value, workload.dtype, *([f"amp-{workload.amp}"] if workload.amp else [])]
     return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words)).strip("-.") + ".json"
+
+
+@main.command()
+@click.argument("target")
+@verify_options
+@click.pass_context
+def verify(ctx: click.Context, /, target: str, **options: Any) -> None:
+    """Run TARGET for real on the CPU, and check that the tracer says the same, event by event.
+
+    A self-check that any laptop can run. Choose a size that the CPU manages: --batch, --image, --seq,
+    --model-arg. Exits with status 1 if they differ.
+    """
+    ctx.find_root().meta["debug"] = options["debug"]
+    workload = workload_from(options)
+    _writable(options["output"])
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler writes to stderr
+    with _quiet(debug=options["debug"]):
+        from fxmem.verify import verify as verified
+
+        report = verified(target, workload).to_dict()
+    _write(render_verification(report, options["format_name"]), options["output"])
+    if not report["same"]:
+        ctx.exit(Exit.ERROR)
 
 
 @main.command()

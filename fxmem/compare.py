@@ -7,20 +7,18 @@ A recording may begin before the model is moved to the device, or at a step.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fxmem.estimate import mapping
-from fxmem.matching import matched, slid
+from fxmem.sides import Gaps, Side, paired
 from fxmem.snapshot import Recorded, Recording
 from fxmem.steady import extend
 from fxmem.tape import Role, Storage, Tape
 
 _POINTS = 24
 _MOST_STEPS = 100
-_MOST_SLID = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,123 +92,30 @@ class Comparison:
         return {"schema": 1, "target": target, "recording": recording, **mapping(self)}
 
 
-class _Side:
-    """One run from its start on: births in order, and for each the number of births before its death."""
-
-    def __init__(self, sizes: Sequence[int], events: Sequence[int], before: Sequence[int]) -> None:
-        """Take events over allocations with these sizes; ``before`` are those alive at the start."""
-        self.numbers = [e for e in events if e >= 0 and sizes[e]]
-        self.sizes = [sizes[e] for e in self.numbers]
-        births, dies = 0, dict[int, int]()
-        for e in events:
-            if e >= 0:
-                births += sizes[e] > 0
-            else:
-                dies[~e] = births
-        self.dies = [dies.get(number) for number in self.numbers]
-        self.before = sorted((sizes[i], dies.get(i, len(self.numbers) + 1)) for i in before if sizes[i])
-        self.before_bytes = sum(nbytes for nbytes, _ in self.before)
-        self.curve = self._curve()
-
-    def _curve(self) -> list[int]:
-        """Requested bytes alive right after each birth."""
-        change = [0] * (len(self.numbers) + 2)
-        for at, (nbytes, dies) in enumerate(zip(self.sizes, self.dies, strict=True)):
-            change[at] += nbytes
-            if dies is not None:
-                change[dies] -= nbytes
-        for nbytes, dies in self.before:
-            change[dies] -= nbytes
-        total, curve = self.before_bytes, []
-        for at in range(len(self.numbers)):
-            total += change[at]
-            curve.append(total)
-        return curve
-
-    @property
-    def peak(self) -> tuple[int, int]:
-        """Bytes, and the birth at which they are reached."""
-        if not self.curve:
-            return self.before_bytes, 0
-        top = max(self.curve)
-        return top, self.curve.index(top)
-
-    def alive(self, at: int) -> bool:
-        """Whether a birth is alive at this side's peak."""
-        moment, dies = self.peak[1], self.dies[at]
-        return at <= moment and (dies is None or dies > moment)
-
-
-def compare(tape: Tape, recording: Recording) -> Comparison:
+def compare(tape: Tape, recording: Recording, *, from_step: int | None = None, most: int = 600) -> Comparison:
     """Compare a recording with the tape.
 
     Args:
         tape: Of the same workload, with what kernels take (``fxmem.trace``).
         recording: Of the run.
+        from_step: The step at whose start the recording begins; ``None``: it is found.
+        most: Differences up to which allocations are paired in the best way.
 
     Returns:
         What differs; where the recording has more steps than the tape, the tape's last step is repeated.
     """
     sizes = [allocation.nbytes for allocation in recording.allocations]
-    real = _Side(sizes, recording.events, range(recording.before))
-    tape, start, where = _aligned(tape, real)
-    ours = _Side([s.nbytes for s in tape.storages], tape.events[start:], _alive(tape.events[:start]))
-    pairs = _settled(matched(real.sizes, ours.sizes), real, ours)
+    real = Side(sizes, recording.events, range(recording.before))
+    if from_step is None:
+        tape, start, where = _aligned(tape, real)
+    else:
+        start, where = tape.step_starts[from_step - 1], f"step {from_step}"
+    ours = Side([s.nbytes for s in tape.storages], tape.events[start:], _alive(tape.events[:start]))
+    pairs = paired(real, ours, most)
     return _Report(tape, recording, real, ours, pairs, where).made()
 
 
-class _Gaps:
-    """Says whether deaths fall between the same pairs."""
-
-    def __init__(self, pairs: Sequence[tuple[int, int]], real: _Side, ours: _Side) -> None:
-        self._real, self._ours = real, ours
-        self._a, self._b = [i for i, _ in pairs], [j for _, j in pairs]
-
-    def real(self, dies: int | None) -> int | None:
-        """Pairs born before this death in the recording; ``None``: no death."""
-        return None if dies is None else bisect_left(self._a, dies)
-
-    def ours(self, dies: int | None) -> int | None:
-        """The same on the tape."""
-        return None if dies is None else bisect_left(self._b, dies)
-
-    def agree(self, i: int, j: int) -> bool:
-        """Whether a pair dies at the same moment."""
-        return self.real(self._real.dies[i]) == self.ours(self._ours.dies[j])
-
-    def agree_without(self, i: int, j: int, source: int, hole: int) -> bool:
-        """The same if ``source`` of the recording had a partner, and ``hole`` had none."""
-        return _shifted(self.real(self._real.dies[i]), self._real.dies[i], source, hole) == self.ours(
-            self._ours.dies[j]
-        )
-
-    def agree_beside(self, j: int, i: int, source: int, hole: int) -> bool:
-        """The same for the tape's side."""
-        return _shifted(self.ours(self._ours.dies[j]), self._ours.dies[j], source, hole) == self.real(
-            self._real.dies[i]
-        )
-
-
-def _shifted(gap: int | None, dies: int | None, source: int, hole: int) -> int | None:
-    return None if gap is None or dies is None else gap + (source < dies) - (hole < dies)
-
-
-def _settled(pairs: list[tuple[int, int]], real: _Side, ours: _Side) -> list[tuple[int, int]]:
-    """Choose among equal neighbours by their deaths."""
-    partner = dict(pairs)
-    left_out = [i for i in range(len(real.sizes)) if i not in partner]
-    if len(left_out) > _MOST_SLID:
-        return pairs
-    for hole in left_out:
-        partner = slid(partner, [hole], real.sizes, _Gaps(list(partner.items()), real, ours).agree_without)
-    back = {j: i for i, j in partner.items()}
-    for hole in [j for j in range(len(ours.sizes)) if j not in back][:_MOST_SLID]:
-        gaps = _Gaps(sorted((i, j) for j, i in back.items()), real, ours)
-        back = slid(back, [hole], ours.sizes, gaps.agree_beside)
-    return sorted((i, j) for j, i in back.items())
-
-
-def _aligned(tape: Tape, real: _Side) -> tuple[Tape, int, str]:
+def _aligned(tape: Tape, real: Side) -> tuple[Tape, int, str]:
     """The tape, long enough; the event at which the recording begins; that moment's name."""
     names = {0: "the model's move to the device"}
     made = [e for e in tape.events[: tape.step_starts[0]] if e >= 0 and tape.storages[e].role is Role.INPUT]
@@ -256,12 +161,12 @@ class _Report:
     """Gathers the differences; never leaves :func:`compare`."""
 
     def __init__(
-        self, tape: Tape, recording: Recording, real: _Side, ours: _Side, pairs: Sequence[tuple[int, int]], start: str
+        self, tape: Tape, recording: Recording, real: Side, ours: Side, pairs: Sequence[tuple[int, int]], start: str
     ) -> None:
         self.tape, self.recording, self.real, self.ours, self.pairs, self.start = (
             tape, recording, real, ours, pairs, start,
         )  # fmt: skip
-        self.gaps = _Gaps(pairs, real, ours)
+        self.gaps = Gaps(pairs, real, ours)
         partners = dict(pairs)
         met = set(partners.values())
         self.extra = [i for i in range(len(real.sizes)) if i not in partners]
@@ -390,7 +295,7 @@ def _kind(storage: Storage, tape: Tape) -> str:
     return f"{name} ({storage.role})" if name else f"{storage.role} {storage.name}".strip()
 
 
-def _same_before(gaps: _Gaps, real: _Side, ours: _Side) -> bool:
+def _same_before(gaps: Gaps, real: Side, ours: Side) -> bool:
     """Whether the same sizes were alive at the start, and die at the same moments."""
     mine = sorted((nbytes, gaps.real(dies) if dies <= len(real.numbers) else -1) for nbytes, dies in real.before)
     other = sorted((nbytes, gaps.ours(dies) if dies <= len(ours.numbers) else -1) for nbytes, dies in ours.before)

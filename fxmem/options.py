@@ -174,6 +174,13 @@ def calibration_options(command: Command) -> Command:
     return command
 
 
+def verify_options(command: Command) -> Command:
+    """Give a command the workload's options and those of a report."""
+    for option in reversed((*_WORKLOAD, *_OUTPUT)):
+        command = option(command)
+    return command
+
+
 def workload_from(options: Mapping[str, Any]) -> Workload:
     """The workload that the options ask for.
 

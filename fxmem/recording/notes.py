@@ -148,12 +148,12 @@ def _flops(note: OpNote) -> int:
         return [shaped(v) for v in value] if type(value) is tuple else value
 
     outputs = [torch.Size(n.shape) for n in note.outputs]
+    out_shape = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    # Shapes go straight to the formula: its wrapper would walk all arguments for tensors.
+    raw = getattr(formula, "__wrapped__", None)
     try:
-        flops = formula(
-            *[shaped(a) for a in note.args],
-            **{k: shaped(v) for k, v in note.kwargs},
-            out_val=outputs[0] if len(outputs) == 1 else tuple(outputs),
-        )
+        args, kwargs = [shaped(a) for a in note.args], {k: shaped(v) for k, v in note.kwargs}
+        flops = raw(*args, out_shape=out_shape, **kwargs) if raw else formula(*args, out_val=out_shape, **kwargs)
     except (TypeError, ValueError, AssertionError, IndexError):
         return 0  # the formula does not know this overload
     return int(flops)

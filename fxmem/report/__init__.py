@@ -14,7 +14,15 @@ from fxmem.report.json import JsonReporter
 from fxmem.report.markdown import MarkdownReporter
 from fxmem.report.table import TableReporter
 
-__all__ = ["FORMATS", "Reporter", "render_batch", "render_calibration", "render_diff", "reporter"]
+__all__ = [
+    "FORMATS",
+    "Reporter",
+    "render_batch",
+    "render_calibration",
+    "render_diff",
+    "render_verification",
+    "reporter",
+]
 
 
 class Reporter(Protocol):
@@ -89,3 +97,16 @@ def render_calibration(receipt: Mapping[str, Any], name: str) -> str:
         return JsonReporter().render(receipt)
     writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
     return writer.write(calibration.headline(receipt), calibration.sections(receipt))
+
+
+def render_verification(report: Mapping[str, Any], name: str) -> str:
+    """Write the mapping that ``Verification.to_dict()`` returns.
+
+    Args:
+        report: The mapping.
+        name: One of :data:`FORMATS`.
+    """
+    if name == JsonReporter.name:
+        return JsonReporter().render(report)
+    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
+    return writer.write(diff.verify_headline(report), diff.verify_sections(report))

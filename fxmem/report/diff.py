@@ -35,18 +35,40 @@ def sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
         first = report["first"]
         rows = (("after", first["after"]), ("recording", first["recorded"]), ("tape", first["predicted"]))
         parts.append(Section("First difference", rows))
-    for key, title, peak in _LISTS:
-        if report[key]:
-            more = len(report[key]) - _SHOWN
-            lines = (f"and {more} more",) if more > 0 else ()
-            header = ("size", "times", peak, "where", "what")
-            parts.append(Section(title, _groups(report[key][:_SHOWN]), header, (0, 1, 2), lines))
+    parts += _lists(report)
     if report["curve"]:
         legend = "= both, r only the recording, t only the tape; the highest of each stretch of allocations"
         parts.append(Section("Both curves", _curves(report["curve"]), numbers=(0, 1, 2), lines=(legend,)))
     if report["notes"]:
         parts.append(Section("Notes", lines=tuple(report["notes"])))
     return tuple(parts)
+
+
+def verify_headline(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The answer of ``fxmem verify``."""
+    answer = "the tape is what ran" if report["same"] else "the tape is not what ran"
+    left_out = f"{report['inside_kernels']} inside kernels and {report['numbers']} single numbers"
+    return (
+        f"{report['target']} on the CPU: {answer}",
+        f"{report['compared']} of the tape's {report['predicted']} allocations were made in its order",
+        f"left out of the real run: {left_out}",
+    )
+
+
+def verify_sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
+    """What does not agree."""
+    return tuple(_lists(report))
+
+
+def _lists(report: Mapping[str, Any]) -> list[Section]:
+    parts = []
+    for key, title, peak in _LISTS:
+        if report.get(key):
+            more = len(report[key]) - _SHOWN
+            lines = (f"and {more} more",) if more > 0 else ()
+            header = ("size", "times", peak, "where", "what")
+            parts.append(Section(title, _groups(report[key][:_SHOWN]), header, (0, 1, 2), lines))
+    return parts
 
 
 def _figures(report: Mapping[str, Any]) -> tuple[Row, ...]:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sweeping import first_of
 
 pytestmark = [pytest.mark.phantom, pytest.mark.slow]
 
@@ -66,9 +67,9 @@ def run(phantom, sm, *arguments, **extra):
     )
 
 
-@pytest.mark.parametrize("sm", [80, 90])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", ["resnet50", "convnext_tiny", "efficientnet_b0", "vgg16"])
+@pytest.mark.parametrize("sm", first_of([90, 80]))
+@pytest.mark.parametrize("mode", first_of(list(MODES), 2))
+@pytest.mark.parametrize("model", first_of(["resnet50", "efficientnet_b0", "convnext_tiny", "vgg16"], 2))
 def test_training(phantom, model, mode, sm):
     pytest.importorskip("torchvision")
     from fxmem.api import trace
@@ -107,7 +108,7 @@ for half, b, c, h, k, s in itertools.product((0, 1), batches, channels, heights,
 """
 
 
-@pytest.mark.parametrize("sm", [80, 120])
+@pytest.mark.parametrize("sm", first_of([80, 120]))
 def test_depthwise_choice(phantom, sm):
     from fxmem.kernels.conv_workspace import questions
     from fxmem.kernels.steps import Target

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sweeping import first_of
 
 ROOT = Path(__file__).parents[2]
 PROBE = ROOT / "calibration" / "kernel_probe.py"
@@ -33,7 +34,7 @@ def python() -> str:
     return found
 
 
-@pytest.mark.parametrize("sm", DEVICES)
+@pytest.mark.parametrize("sm", first_of(["90", *sorted(set(DEVICES) - {"90"})]))
 def test_events_agree(sm, python, tmp_path):
     measured = tmp_path / "measured.json"
     environment = os.environ | {"PHANTOM_PYTHON": python, "PHANTOM_SM": sm, "PHANTOM_CUDNN": "stub"}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fxmem import api
 from truth_cases import cases, device_of, measured, workload_of
+
+from fxmem import api
 
 HERE = Path(__file__).parent
 CASES = {case["id"]: case for case in cases(HERE / "sweep.jsonl")}

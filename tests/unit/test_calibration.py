@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,3 +140,35 @@ def test_accuracy_rows():
     assert accuracy_rows([made(0, 250), made(0, phantom=True)]) == (
         ("m.py", "training", "NVIDIA H200", "1, 2", "-20.00%", "50%"),
     )
+
+
+@pytest.fixture
+def run_all():
+    spec = importlib.util.spec_from_file_location("calibration_run_all", FIT.with_name("run_all.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_run_all_goes_on_where_it_was(run_all, tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def fake(command, **options):
+        ran.append(command)
+        receipt.write(made(0), Path(command[command.index("--output") + 1]))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(run_all.subprocess, "run", fake)
+    receipt.write(made(0), tmp_path / "gpt2-training.json")
+    (tmp_path / "resnet50-training.json").write_text("{half")
+    names = "gpt2-training,resnet50-training,llama-training"
+    assert run_all.main(["--receipts", str(tmp_path), "--only", names, "--no-fit"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["resnet50-training", "gpt2-training", "llama-training"]
+    assert "gpt2-training: there already" in lines
+    assert len(ran) == 2
+
+
+def test_run_all_ends_in_time(run_all, tmp_path, capsys):
+    run_all.main(["--receipts", str(tmp_path), "--minutes", "0", "--no-fit"])
+    assert {line.split(": ")[1] for line in capsys.readouterr().out.splitlines()} == {"no time left"}

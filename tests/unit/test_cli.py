@@ -69,7 +69,7 @@ def run(*arguments, **options):
     return CliRunner().invoke(main, [*arguments], prog_name="fxmem", **options)
 
 
-@pytest.mark.parametrize("command", [[], ["estimate"], ["batch"], ["diff"], ["calibrate"], ["devices"]])
+@pytest.mark.parametrize("command", [[], ["estimate"], ["batch"], ["diff"], ["calibrate"], ["verify"], ["devices"]])
 def test_help_golden(golden, command):
     result = run(*command, "--help", terminal_width=100)
     golden(f"help_{'_'.join(command) or 'fxmem'}.txt", result.output)
