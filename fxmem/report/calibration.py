@@ -35,7 +35,11 @@ def sections(receipt: Mapping[str, Any]) -> tuple[Section, ...]:
     """A table for each batch that was measured, the lines, and what was not measured."""
     done = [item for item in receipt["entries"] if item["status"] == "measured"]
     header = ("", "estimate", "measured", "residual")
-    parts = [Section(f"Batch {item['batch']}", _rows(item), header, (1, 2, 3), _beside(item)) for item in done]
+    phantom = bool(receipt["environment"]["gpu"].get("phantom"))
+    parts = [
+        Section(f"Batch {item['batch']}", _rows(item), header, (1, 2, 3), _beside(item, phantom=phantom))
+        for item in done
+    ]
     if lines := _laws(receipt["laws"]):
         parts.append(Section("Peak allocated = fixed + batch x per sample", lines,
                              ("", "fixed", "per sample", "largest residual"), (1, 2, 3)))  # fmt: skip
@@ -62,11 +66,13 @@ def _signed(nbytes: float) -> str:
     return ("+" if nbytes > 0 else "-") + format_size(abs(round(nbytes)))
 
 
-def _beside(item: Mapping[str, Any]) -> tuple[str, ...]:
+def _beside(item: Mapping[str, Any], *, phantom: bool) -> tuple[str, ...]:
     """Context, retries and how far the repeats lie apart."""
     runs = item["repeats"]
     contexts = [run["context_bytes"] for run in runs if run.get("context_bytes") is not None]
     context = format_size(round(sum(contexts) / len(contexts))) if contexts else "unknown (NVML names no process)"
+    if phantom:
+        context = "unknown (the phantom device has none)"
     spread = max(run["reserved_bytes"] for run in runs) - min(run["reserved_bytes"] for run in runs)
     retries = sum(run.get("retries", 0) for run in runs)
     repeated = f"{len(runs)} runs, reserved within {format_size(spread)}; {retries} allocation retries"

@@ -105,8 +105,8 @@ def interval_rows(report: Mapping[str, Any]) -> list[Row]:
     kind = ", the phantom device" if interval["phantom"] else ""
     note = f"by {interval['measurements']} measurements on {interval['gpu']}{kind}"
     return [
-        (f"{name} from .. to", f"{format_size(values['low'])} .. {format_size(values['high'])}",
-         f"expected {format_size(values['expected'])}, {note}")
+        ("expected", format_size(values["expected"]),
+         f"{name}, {format_size(values['low'])} to {format_size(values['high'])} {note}")
         for name in ("reserved", "device") if (values := interval[f"{name}_bytes"]) is not None
     ]  # fmt: skip
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from fxmem import calibration, receipt
 from fxmem.calibration import accuracy_rows, fit, read_calibration, shipped_for, to_json
+from fxmem.cli import main
 from fxmem.device import find_device
 from fxmem.errors import FxmemError
 from fxmem.report.sections import peak_rows
@@ -48,7 +50,7 @@ def test_interval():
     assert found["reserved_bytes"] == {"low": 1900, "expected": 2000, "high": 2200}
     assert found["device_bytes"] == {"low": 2401, "expected": 2502, "high": 2703}
     rows = peak_rows({"peak": PEAK, "device": {"name": "h200"}, "interval": found})
-    assert ("reserved from .. to", "1.9 KiB .. 2.1 KiB") in [row[:2] for row in rows]
+    assert ("expected", "2.0 KiB", "reserved, 1.9 KiB to 2.1 KiB by 3 measurements on NVIDIA H200") in rows
 
 
 def test_the_context_goes_to_the_device():
@@ -172,3 +174,15 @@ def test_run_all_goes_on_where_it_was(run_all, tmp_path, monkeypatch, capsys):
 def test_run_all_ends_in_time(run_all, tmp_path, capsys):
     run_all.main(["--receipts", str(tmp_path), "--minutes", "0", "--no-fit"])
     assert {line.split(": ")[1] for line in capsys.readouterr().out.splitlines()} == {"no time left"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"kind": "fxmem receipt"}', "\ud800".encode("utf-8", "surrogatepass")]
+)
+def test_the_command_explains_a_broken_file(tmp_path, text):
+    path = tmp_path / "r.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    result = CliRunner().invoke(main, ["estimate", "m:f", "--calibration", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {path}: is no ")
+    assert "Traceback" not in result.stderr
