@@ -670,13 +670,13 @@ def ours(name, device="h200"):
             place[e] = op.name
     for i, e in enumerate(tape.events):
         s = tape.storages[e if e >= 0 else ~e]
-        if s.nbytes and (s.role is not Role.WORKSPACE or s.name in LIBRARY):
+        if s.nbytes and s.name not in KEPT:
             events.append([s.nbytes if e >= 0 else -s.nbytes, [place.get(i, "-"), str(s.shape), s.dtype]])
     return events
 
 
-LIBRARY = ("cudnn_attention", "cudnn rnn", "cudnn dropout state")
-"""Workspaces that the phantom has too: not those of plans."""
+KEPT = ("cublas",)
+"""Workspaces that stay from one program to the next."""
 
 
 def settled(events):
