@@ -640,7 +640,7 @@ def ours(name, device="h200"):
     from fxmem.kernels import expand
     from fxmem.recording.notes import to_tape
     from fxmem.recording.recorder import Recorder
-    from fxmem.tape import Phase, Role
+    from fxmem.tape import Phase
 
     gpu = find_device(device)
     recorder = Recorder(FakeTensorMode(allow_non_fake_inputs=True))
