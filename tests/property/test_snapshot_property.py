@@ -64,7 +64,7 @@ def test_mutated(data):
     assert not MADE.exists()
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", CALLS, ids=range(len(CALLS)))
 def test_each_call_alone(call):
     (FOLDER / "run.pickle").write_bytes(b"\x80\x04" + call + b".")
     with pytest.raises(FxmemError):
