@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxmem import device as devices
 from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
-from fxmem.batch import Limits, largest, with_max_batch
+from fxmem.batch import Limits, largest, leaving, with_max_batch
 from fxmem.batch_report import BatchReport, DeviceBatch, report_batches
 from fxmem.cudnn import workspaces
 from fxmem.curve import sample
@@ -102,7 +102,7 @@ def estimate(
         alloc_conf: The text of ``PYTORCH_ALLOC_CONF``.
         law: Whether to find the batch law (traces at two more batch sizes), and with it the largest batch.
         safety: Share of the device's memory that the largest batch may use.
-        reserve_bytes: What it leaves to others besides.
+        reserve_bytes: Memory of the device that others hold; ``fits`` and the largest batch leave it to them.
         **options: Fields of the workload.
 
     Raises:
@@ -122,7 +122,7 @@ def estimate(
     found = _law(run, traced.recorded, _others(workload.batch)) if law and (maker is inputs) else None
     expanded = expand(traced.tape, run.target)
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
-    answer = assemble(question, expanded, _plan(expanded, config, gpu), found)
+    answer = leaving(assemble(question, expanded, _plan(expanded, config, gpu), found), reserve_bytes)
     if found is not None and gpu.capacity_bytes is not None:
         program = run.tapes(found, limit=1 if found.exact else 0)  # `max_batch` traces as often as it takes
         answer = with_max_batch(answer, largest(program, config, _limits(gpu, safety, reserve_bytes)))

@@ -127,6 +127,22 @@ def largest(program: Program, config: AllocatorConfig, limits: Limits, multiple_
     return search.answer(limits)
 
 
+def leaving(estimate: Estimate, reserve_bytes: int) -> Estimate:
+    """The estimate where others hold ``reserve_bytes`` of the device.
+
+    Raises:
+        UsageError: ``reserve_bytes`` is negative.
+    """
+    if reserve_bytes < 0:
+        raise UsageError(f"{reserve_bytes} bytes cannot be kept for others", hint="give 0 or more")
+    if not reserve_bytes or estimate.device.capacity_bytes is None:
+        return estimate
+    peak = estimate.peak
+    needed = peak.reserved_bytes if peak.device_bytes is None else peak.device_bytes
+    fits = bool(estimate.fits) and needed + reserve_bytes <= estimate.device.capacity_bytes
+    return replace(estimate, fits=fits)
+
+
 def with_max_batch(estimate: Estimate, answer: BatchAnswer) -> Estimate:
     """Put the largest batch, and what must be said of it, into an estimate."""
     limits = answer.limits

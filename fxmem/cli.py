@@ -69,6 +69,10 @@ class _Commands(click.Group):
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
+            if isinstance(error, RecursionError):
+                hint = "nest the modules less deeply, or call sys.setrecursionlimit in model.py"
+                _explain(f"the model is nested deeper than Python's recursion limit\n  next: {hint}")
+                ctx.exit(Exit.ERROR)
             name = type(error).__name__
             hint = "please report this with the command; --debug shows the traceback"
             _explain(f"internal error: {name}: {error}\n  next: {hint}")
@@ -304,13 +308,37 @@ def _writable(output: Path | None, option: str = "--output") -> None:
 
 
 def _write(text: str, output: Path | None) -> None:
-    if output is None:
-        click.echo(text)
+    try:
+        if output is None:
+            click.echo(text)
+        else:
+            output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise FxmemError(
+            f"cannot write the report: {error.strerror}",
+            where="stdout" if output is None else str(output),
+            hint="name another file with --output",
+        ) from error
+
+
+@contextlib.contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """Send to stderr what subprocesses and C code write to stdout, past ``sys.stdout``."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none
+        yield
         return
     try:
-        output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise FxmemError(f"cannot write the report: {error.strerror}", where=str(output)) from error
+        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextlib.contextmanager
@@ -319,13 +347,13 @@ def _quiet(*, debug: bool) -> Iterator[None]:
 
     The model's own code may print: that goes to stderr.
     """
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with _stdout_kept(), contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         if debug:
             yield
             return
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
+        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:

@@ -60,6 +60,8 @@ def make_optimizer(name: str, params: list[torch.nn.Parameter], *, foreach: bool
     wrong = [key for key in options if key not in accepted]
     if wrong:
         raise UsageError(f"--optimizer {name}: torch.optim.{cls.__name__} has no {wrong[0]} option")
+    if not params:
+        raise UsageError("the model has no parameters to train", hint="use --mode inference or --optimizer none")
     if not foreach and "foreach" in accepted and not {"fused", "foreach"} & set(options):
         options["foreach"] = False
     try:

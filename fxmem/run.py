@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fxmem.errors import UsageError
+from fxmem.errors import TraceError, UsageError
 from fxmem.optimizers import make_optimizer
 from fxmem.recording.modulepath import module_paths
 from fxmem.recording.recorder import Recorder, tensors_in
@@ -185,7 +185,7 @@ def _train(source: Source, feed: Feed, workload: Workload, recorder: Marks, step
             recorder.phase = Phase.FORWARD
             with _cast(workload):
                 y = model(*inputs.args, **inputs.kwargs)
-                loss = source.loss(y) if source.loss is not None else default_loss(y, inputs.target)
+                loss = _checked(source.loss(y)) if source.loss is not None else default_loss(y, inputs.target)
             scaled = scaler.scale(loss)
             recorder.phase = Phase.BACKWARD
             scaled.backward()
@@ -248,13 +248,34 @@ def default_loss(y: Any, target: torch.Tensor | None) -> torch.Tensor:
         floating = [t for t in y.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
         if {"loss_classifier", "bbox_regression", "classification"} & set(y):
             return sum(floating)  # type: ignore[return-value]
+        if not floating:
+            raise _no_loss(y)
         y = floating[0]
     if isinstance(y, (tuple, list)):
         if target is not None and all(isinstance(t, torch.Tensor) for t in y):  # auxiliary heads
             weighted = [functional.cross_entropy(t, target) * w for t, w in zip(y, (1.0, 0.3, 0.3), strict=False)]
             return sum(weighted)  # type: ignore[return-value]
-        y = y[0]
+        y = y[0] if y else None
+    if not isinstance(y, torch.Tensor):
+        raise _no_loss(y)
     if target is not None and y.dim() == 2:
         return functional.cross_entropy(y, target)
     mean: torch.Tensor = y.float().mean()
     return mean
+
+
+def _no_loss(y: object) -> TraceError:
+    return TraceError(
+        f"the output (of type {type(y).__name__}) has no loss that is known",
+        hint="define loss(output) in model.py, or give loss= from Python",
+    )
+
+
+def _checked(loss: object) -> torch.Tensor:
+    """The user's loss, if a backward pass can start there."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    raise TraceError(
+        f"loss(output) returned {kind}", hint="return a scalar tensor, as loss.mean() is, that requires grad"
+    )

@@ -272,13 +272,15 @@ def _called(function: Any, batch: int, made: Made, workload: Workload, name: str
     """What the user's ``inputs(batch)`` or ``steps(batch)`` returns."""
     surroundings = made.scope if isinstance(made.scope, userfile.Surroundings) else None
     try:
-        with default_dtype(found.float_dtype(workload)):
+        # The same values in every run, where the model's control flow reads them.
+        with default_dtype(found.float_dtype(workload)), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
             return function(batch, **_asked(function, workload))
     except FxmemError:
         raise
     except Exception as error:
         raise InputError(
-            f"{name}({batch}) raised {type(error).__name__}: {error}",
+            f"{name}({batch}) raised {type(error).__name__}: {userfile.first_lines(str(error))}",
             where=userfile.user_line(error, surroundings) or made.name,
             hint="inputs(batch) takes the batch size and returns a tensor, a tuple of arguments or a dict of keywords;"
             " steps(batch) a list of such",

@@ -82,10 +82,23 @@ def _record(
         inputs = [source.inputs(batch)] if source.steps is None else source.steps(batch)
         with _explained(source, recorder, inputs[0]), personality(recorder, device), recorder:
             run(source, inputs, workload, recorder, steps)
-        modules = module_infos(source.module)
+        modules, wrappers = module_infos(source.module), _wrappers(source)
         del inputs
     tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
+    tape = replace(tape, unmodelled=(*tape.unmodelled, *wrappers))
     return Trace(tape, tape, tuple(recorder.ops), tuple(recorder.storages))
+
+
+def _wrappers(source: Source) -> tuple[str, ...]:
+    """What changes how the modules run, and is not imitated."""
+    found: dict[str, None] = {}
+    for module in source.module.modules():
+        name, kind = type(module).__name__, "module " + type(module).__name__
+        if name == "OptimizedModule" or hasattr(type(module).forward, "_torchdynamo_orig_callable"):
+            found[f"torch.compile ({kind}): estimated as eager code"] = None
+        elif name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+            found[f"several GPUs ({kind}): estimated on one"] = None
+    return tuple(found)
 
 
 @contextlib.contextmanager
@@ -102,7 +115,8 @@ def _explained(source: Source, recorder: Recorder, inputs: Inputs) -> Iterator[N
     """Turn whatever the user's code raises into one sentence that says where."""
     try:
         yield
-    except FxmemError:
+    except FxmemError as error:
+        error.where = error.where or source.name
         raise
     except UnsupportedOperatorException as error:
         raise UnsupportedOpError(
@@ -113,7 +127,7 @@ def _explained(source: Source, recorder: Recorder, inputs: Inputs) -> Iterator[N
     except Exception as error:
         text = str(error).strip().split("\n")[0]
         raise TraceError(
-            f"the model's run raised {type(error).__name__}: {text}",
+            f"the model's run raised {type(error).__name__}" + (f": {text}" if text else ""),
             where=_where(error, recorder, source),
             hint=_hint(error, inputs),
         ) from error
@@ -130,11 +144,28 @@ def _hint(error: BaseException, inputs: Inputs) -> str:
     text = str(error)
     if "no fake impl" in text or "Meta" in text or "not implemented for" in text.lower():
         return "register a fake kernel with torch.library.register_fake, or replace the operator"
-    if "more than 1 value per channel" in text:
-        return "batch norm needs two samples in training: try --batch 2"
+    for part, hint in _HINTS.items():
+        if part in text:
+            return hint
+    if isinstance(error, RecursionError):
+        return "the model is nested deeper than Python's recursion limit: call sys.setrecursionlimit in model.py"
     if isinstance(error, TypeError) and "argument" in text:
         return f"the inputs are {_shapes(inputs)}; name them by --input NAME=SHAPE or by inputs(batch) in model.py"
     return f"the inputs are {_shapes(inputs)}; change them by --input or inputs(batch), or see --debug"
+
+
+_HINTS = {
+    "more than 1 value per channel": "batch norm needs two samples in training: try --batch 2",
+    "does not require grad": "nothing that the loss depends on is trained: look for frozen parameters,"
+    " inference_mode, detach() or a reentrant checkpoint, or use --mode inference",
+    "driver": "the code calls CUDA itself: guard that, or make it a custom operator with torch.library",
+    "libcuda": "the code calls CUDA itself: guard that, or make it a custom operator with torch.library",
+    "does not support sparse gradients": "use --optimizer sgd, or dense gradients",
+    "SparseTensorImpl": "sparse tensors cannot be recorded: use dense ones",
+    "shape_env must not be None": "nested tensors cannot be recorded: use padded ones",
+    "Trying to backward through": "register its derivative with torch.library.register_autograd",
+}
+"""Parts of PyTorch's messages, and what helps."""
 
 
 def _shapes(inputs: Inputs) -> str:

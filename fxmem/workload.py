@@ -95,6 +95,12 @@ class Workload:
     new_tokens: int = 32
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "mode", Mode(self.mode))
+        except ValueError as error:
+            raise UsageError(
+                f"--mode {self.mode} is unknown", hint="use " + ", ".join(mode.value for mode in Mode)
+            ) from error
         for name, low in (("batch", 1), ("image", 1), ("seq", 1), ("accumulate", 1), ("new_tokens", 1)):
             if getattr(self, name) < low:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}, it must be at least {low}")
@@ -104,6 +110,11 @@ class Workload:
             raise UsageError(f"--dtype {self.dtype} is unknown", hint="use " + ", ".join(FLOAT_DTYPES))
         if self.amp is not None and self.amp not in AMP_DTYPES:
             raise UsageError(f"--amp {self.amp} is unknown", hint="use " + ", ".join(AMP_DTYPES))
+        if self.training and self.amp == "float16" and self.dtype == "float16":
+            raise UsageError(
+                "--amp float16 with --dtype float16: GradScaler refuses float16 gradients",
+                hint="leave out --dtype: mixed precision keeps float32 weights",
+            )
 
     @property
     def step_count(self) -> int:

@@ -115,12 +115,14 @@ def _fit_rows(report: Mapping[str, Any]) -> list[Row]:
     capacity = report["device"].get("capacity_bytes")
     if capacity is None:
         return []
-    room = capacity - needed_bytes(report)
+    kept = (report.get("max_batch") or {}).get("reserved_for_others_bytes") or 0
+    room = capacity - kept - needed_bytes(report)
+    others = f", {format_size(kept)} of it kept for others" if kept else ""
     if fits(report):
         unknown = ", before the CUDA context (unknown)" if report["peak"]["device_bytes"] is None else ""
-        return [("fits", "yes", f"{format_size(room)} of {format_size(capacity)} left{unknown}")]
+        return [("fits", "yes", f"{format_size(room)} of {format_size(capacity)} left{others}{unknown}")]
     if room < 0:
-        return [("fits", "no", f"{format_size(-room)} more than the device's {format_size(capacity)}")]
+        return [("fits", "no", f"{format_size(-room)} more than the device's {format_size(capacity)}{others}")]
     return [("fits", "no", f"out of memory at {format_size(capacity)}; the peaks above are those until then")]
 
 
@@ -211,8 +213,13 @@ def _model(model: Mapping[str, Any]) -> str:
             f"{format_count(model['parameters'])} parameters" + ("" if nbytes is None else f" ({size(nbytes)})")
         )
     if model.get("flops"):
-        texts.append(f"{format_count(model['flops'])}FLOP in a forward pass")
+        texts.append(f"{_flops(model['flops'])} in a forward pass")
     return ", ".join(texts)
+
+
+def _flops(count: int) -> str:
+    text = format_count(count)
+    return text + ("FLOP" if text[-1].isalpha() else " FLOP")
 
 
 def _shorten(text: str, room: int) -> str:

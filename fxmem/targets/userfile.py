@@ -288,7 +288,7 @@ def explained(surroundings: Surroundings | None, where: str, doing: str, hint: s
     except (Exception, SystemExit) as error:
         line = user_line(error, surroundings) or where
         raise SourceError(
-            f"{doing} raised {type(error).__name__}: {_first_lines(str(error))}",
+            f"{doing} raised {type(error).__name__}: {first_lines(str(error))}",
             where=line,
             hint=_hint_for(error) or hint or _ALONE,
         ) from error
@@ -317,7 +317,8 @@ def _hint_for(error: BaseException) -> str:
     return ""
 
 
-def _first_lines(text: str) -> str:
+def first_lines(text: str) -> str:
+    """The beginning of a message, on one line."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return " ".join(line.strip() for line in lines[:3]) or "(no message)"
 

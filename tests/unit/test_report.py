@@ -89,7 +89,7 @@ def test_it_does_not_fit(known):
     assert not fits(report)
     row = next(row for row in peak_rows(report) if row[0] == "fits")
     assert row[1] == "no"
-    assert row[2].endswith("more than the device's 1.00 GiB")
+    assert row[2].endswith("more than the device's 1.00 GiB, 1.00 GiB of it kept for others")
 
 
 def test_the_estimates_own_word_wins():
