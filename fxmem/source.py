@@ -78,6 +78,8 @@ class Source:
     opened: Callable[[], AbstractContextManager[nn.Module]]
     """Scope of one trace: parameters are fresh fake tensors without gradients, the user's code finds its
     modules, and all that the trace changes in the module is put back at the end."""
+    wrappers: tuple[str, ...] = ()
+    """What changes how modules run on a GPU and is not imitated, a phrase each."""
 
 
 def load(
@@ -113,6 +115,7 @@ def load(
             _prepare(made, workload, kind)
     module = getattr(made.module, "_orig_mod", made.module)  # torch.compile: the eager module inside
     _check(made)
+    wrappers = _wrappers(made.module)
     live = kind is Kind.LIVE
     steps = None if inputs is not None or workload.inputs else made.steps
     made = dataclasses.replace(
@@ -127,7 +130,21 @@ def load(
         loss=made.loss,
         live=live,
         opened=lambda: _opened(made, workload, fake_mode, live=live),
+        wrappers=wrappers,
     )
+
+
+def _wrappers(root: nn.Module) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for module in root.modules():
+        name = type(module).__name__
+        if name == "OptimizedModule" or hasattr(
+            inspect.getattr_static(type(module), "forward", None), "_torchdynamo_orig_callable"
+        ):
+            found[f"torch.compile (module {name}): estimated as eager code"] = None
+        elif name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+            found[f"several GPUs (module {name}): estimated on one"] = None
+    return tuple(found)
 
 
 def load_real(target: str, workload: Workload) -> Source:

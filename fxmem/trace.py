@@ -82,23 +82,11 @@ def _record(
         inputs = [source.inputs(batch)] if source.steps is None else source.steps(batch)
         with _explained(source, recorder, inputs[0]), personality(recorder, device), recorder:
             run(source, inputs, workload, recorder, steps)
-        modules, wrappers = module_infos(source.module), _wrappers(source)
+        modules = module_infos(source.module)
         del inputs
     tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
-    tape = replace(tape, unmodelled=(*tape.unmodelled, *wrappers))
+    tape = replace(tape, unmodelled=(*tape.unmodelled, *source.wrappers))
     return Trace(tape, tape, tuple(recorder.ops), tuple(recorder.storages))
-
-
-def _wrappers(source: Source) -> tuple[str, ...]:
-    """What changes how the modules run, and is not imitated."""
-    found: dict[str, None] = {}
-    for module in source.module.modules():
-        name, kind = type(module).__name__, "module " + type(module).__name__
-        if name == "OptimizedModule" or hasattr(type(module).forward, "_torchdynamo_orig_callable"):
-            found[f"torch.compile ({kind}): estimated as eager code"] = None
-        elif name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
-            found[f"several GPUs ({kind}): estimated on one"] = None
-    return tuple(found)
 
 
 @contextlib.contextmanager
