@@ -132,6 +132,8 @@ def main() -> None:
         "Where no cuDNN is installed, a table answers for common convolutions and a rule for the rest; the rule's held-out",
         "error stands in `calibration/README.md` and in `fxmem/cudnn/table.py`.",
         "",
+        *(ROOT / "calibration/published.md").read_text(encoding="utf-8").splitlines(),
+        "",
     ]
     (ROOT / "docs/accuracy.md").write_text("\n".join(text))
 
