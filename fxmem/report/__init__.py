@@ -6,12 +6,13 @@ A reporter sees the mapping that ``Estimate.to_dict()`` returns, which is also w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from fxmem.report import batch, calibration, diff
 from fxmem.report.json import JsonReporter
 from fxmem.report.markdown import MarkdownReporter
+from fxmem.report.sections import Section
 from fxmem.report.table import TableReporter
 
 __all__ = [
@@ -67,10 +68,7 @@ def render_batch(report: Mapping[str, Any], name: str) -> str:
         report: The mapping.
         name: One of :data:`FORMATS`.
     """
-    if name == JsonReporter.name:
-        return JsonReporter().render(report)
-    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
-    return writer.write(batch.headline(report), batch.sections(report))
+    return _render(report, name, batch.headline, batch.sections)
 
 
 def render_diff(report: Mapping[str, Any], name: str) -> str:
@@ -80,10 +78,7 @@ def render_diff(report: Mapping[str, Any], name: str) -> str:
         report: The mapping.
         name: One of :data:`FORMATS`.
     """
-    if name == JsonReporter.name:
-        return JsonReporter().render(report)
-    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
-    return writer.write(diff.headline(report), diff.sections(report))
+    return _render(report, name, diff.headline, diff.sections)
 
 
 def render_calibration(receipt: Mapping[str, Any], name: str) -> str:
@@ -93,10 +88,7 @@ def render_calibration(receipt: Mapping[str, Any], name: str) -> str:
         receipt: The mapping that is in its file.
         name: One of :data:`FORMATS`.
     """
-    if name == JsonReporter.name:
-        return JsonReporter().render(receipt)
-    writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
-    return writer.write(calibration.headline(receipt), calibration.sections(receipt))
+    return _render(receipt, name, calibration.headline, calibration.sections)
 
 
 def render_verification(report: Mapping[str, Any], name: str) -> str:
@@ -106,7 +98,16 @@ def render_verification(report: Mapping[str, Any], name: str) -> str:
         report: The mapping.
         name: One of :data:`FORMATS`.
     """
+    return _render(report, name, diff.verify_headline, diff.verify_sections)
+
+
+def _render(
+    report: Mapping[str, Any],
+    name: str,
+    headline: Callable[[Mapping[str, Any]], tuple[str, ...]],
+    sections: Callable[[Mapping[str, Any]], tuple[Section, ...]],
+) -> str:
     if name == JsonReporter.name:
         return JsonReporter().render(report)
     writer = TableReporter() if name == TableReporter.name else MarkdownReporter()
-    return writer.write(diff.verify_headline(report), diff.verify_sections(report))
+    return writer.write(headline(report), sections(report))

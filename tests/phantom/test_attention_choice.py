@@ -13,23 +13,17 @@ import pytest
 from sweeping import first_of
 
 ROOT = Path(__file__).parents[2]
+PHANTOM = ROOT / "calibration" / "phantom" / "phantom_run"
 GOLDEN = ROOT / "tests" / "golden" / "attention_choice.json"
 pytestmark = [pytest.mark.phantom, pytest.mark.slow]
 
 
-def phantom() -> Path:
-    """The runner of the phantom device; ``PHANTOM_PYTHON`` and ``PHANTOM_BUILD`` are for it."""
-    for path in (ROOT / "calibration" / "phantom" / "phantom_run", Path("/work/shared/phantom/phantom_run")):
-        if path.exists() and "PHANTOM_PYTHON" in os.environ:
-            return path
-    pytest.skip("needs the phantom device and PHANTOM_PYTHON, a python with a CUDA build of torch")
-
-
 @pytest.mark.parametrize("sm", first_of([90, 75, 80, 86, 89, 100, 120]))
-def test_golden_is_what_pytorch_chooses(sm, update_golden):
+def test_golden_is_what_pytorch_chooses(sm, python, update_golden):
     done = subprocess.run(
-        [phantom(), ROOT / "tests" / "attention_cases.py"],
-        env=os.environ | {"PHANTOM_SM": str(sm), "PHANTOM_CUDNN": "stub"}, capture_output=True, text=True, check=True,
+        [PHANTOM, ROOT / "tests" / "attention_cases.py"],
+        env=os.environ | {"PHANTOM_PYTHON": python, "PHANTOM_SM": str(sm), "PHANTOM_CUDNN": "stub"},
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     chosen = done.stdout.strip()
     known = json.loads(GOLDEN.read_text(encoding="utf-8"))

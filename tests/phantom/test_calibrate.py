@@ -36,9 +36,8 @@ main(sys.argv[1:])
 
 
 @pytest.fixture
-def place(tmp_path):
-    if "PHANTOM_PYTHON" not in os.environ:
-        pytest.skip("needs the phantom device and PHANTOM_PYTHON, a python with a CUDA build of torch")
+def place(tmp_path, python, monkeypatch):
+    monkeypatch.setenv("PHANTOM_PYTHON", python)
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "fault.py").write_text(FAULT)
     return tmp_path

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,18 +21,6 @@ PROGRAMS = (
 """Direct operator calls: several layouts, both sides of every threshold."""
 
 DEVICES = {"75": "t4", "80": "a100-80gb", "90": "h200", "120": "rtx-5090"}
-
-
-@pytest.fixture(scope="module")
-def python() -> str:
-    """A python with a CUDA build of torch: ``PHANTOM_PYTHON``, else this one."""
-    found = os.environ.get("PHANTOM_PYTHON", sys.executable)
-    spec = importlib.util.find_spec("torch")
-    here = [Path(spec.origin).parent / "lib"] if spec and spec.origin and found == sys.executable else []
-    libraries = here or list(Path(found).parents[1].glob("lib/python3*/site-packages/torch/lib"))
-    if not any((library / "libtorch_cuda.so").exists() for library in libraries):
-        pytest.skip(f"no CUDA build of torch in {found}: set PHANTOM_PYTHON to a python that has one")
-    return found
 
 
 @pytest.mark.parametrize("sm", first_of(["90", *sorted(set(DEVICES) - {"90"})]))

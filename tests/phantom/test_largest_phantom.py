@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,6 @@ try:
 except torch.cuda.OutOfMemoryError:
     print(json.dumps({"fits": False}))
 """
-
-
-@pytest.fixture(scope="module")
-def python() -> str:
-    """A python with a CUDA build of torch: ``PHANTOM_PYTHON``, else this one."""
-    found = os.environ.get("PHANTOM_PYTHON", sys.executable)
-    if not list(Path(found).parents[1].glob("lib/python3*/site-packages/torch/lib/libtorch_cuda.so")):
-        pytest.skip(f"no CUDA build of torch in {found}: set PHANTOM_PYTHON to a python that has one")
-    return found
 
 
 def run(python: str, sm: int, gib: float, *arguments: str | Path) -> dict[str, object]:

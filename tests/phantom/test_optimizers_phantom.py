@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,6 @@ PROGRAMS = {
     "recurrent": "rx_lstm,rx_gru,rx_rnn,rx_packed,rx_loop,rx_tagger",
 }
 DEVICES = {"80": "a100-80gb", "90": "h200"}
-
-
-@pytest.fixture(scope="module")
-def python() -> str:
-    """A python with a CUDA build of torch: ``PHANTOM_PYTHON``, else this one."""
-    found = os.environ.get("PHANTOM_PYTHON", sys.executable)
-    if not list(Path(found).parents[1].glob("lib/python3*/site-packages/torch/lib/libtorch_cuda.so")):
-        pytest.skip(f"no CUDA build of torch in {found}: set PHANTOM_PYTHON to a python that has one")
-    return found
 
 
 @pytest.mark.parametrize("sm", first_of(["90", *sorted(set(DEVICES) - {"90"})]))
