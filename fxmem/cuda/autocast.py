@@ -56,10 +56,10 @@ CPU_ONLY = (
     "linalg_svdvals linalg_eigvals linalg_eigvalsh linalg_inv linalg_householder_product linalg_tensorinv "
     "linalg_tensorsolve fake_quantize_per_tensor_affine geqrf _lu_with_info qr svd triangular_solve "
     "fractional_max_pool2d fractional_max_pool3d adaptive_max_pool3d multilabel_margin_loss_forward linalg_qr "
-    "linalg_cholesky_ex linalg_svd linalg_eig linalg_eigh linalg_lstsq linalg_inv_ex rnn_tanh.data rnn_tanh.input "
-    "rnn_relu.data rnn_relu.input lstm.data lstm.input gru.data gru.input"
+    "linalg_cholesky_ex linalg_svd linalg_eig linalg_eigh linalg_lstsq linalg_inv_ex"
 ).split()
-"""What only the CPU's lists name: no cast on CUDA. The four RNNs run as cuDNN has them."""
+"""What only the CPU's lists name: no cast on CUDA. The four RNNs are there too; :mod:`fxmem.cuda.rnn` has their
+kernels, and torch before 2.9 takes one Python kernel for an operator and key, never a second in its place."""
 
 _EXCLUDED = torch._C.DispatchKey.AutocastCPU
 Cast = Callable[[torch.Tensor], torch.Tensor]
