@@ -1,6 +1,6 @@
 """Measure many cases on the phantom device (or a GPU), one fresh process each; resumable.
 
-python calibration/measure_cases.py OUT.jsonl [--seed 1] [--count 120]
+python calibration/measure_cases.py OUT.jsonl [--seed 1] [--count 120] [--zero-grad in-place]
 
 Draws models of several families with random settings and appends one line a case, in the form
 of tests/truth/public.jsonl. PHANTOM_PYTHON and PHANTOM_BUILD as in calibration/phantom/README.md.
@@ -109,12 +109,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--zero-grad", help="only trainings, with measure.py's --zero-grad at this")
     parser.add_argument("--limit", type=int, default=240, help="seconds a case")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     done = len(options.out.read_text().splitlines()) if options.out.exists() else 0
     for i in range(options.count):
         case = draw(rng)
+        if options.zero_grad:
+            while case["args"]["mode"] != "train":
+                case = draw(rng)
+            case["args"]["zero_grad"] = options.zero_grad
         if i < done:
             continue
         command = [

@@ -8,6 +8,7 @@ this run's alone.
 from __future__ import annotations
 
 import ast
+import enum
 import gc
 import json
 import sys
@@ -26,7 +27,7 @@ from fxmem.errors import FxmemError
 from fxmem.run import loop
 from fxmem.source import Inputs, load_real
 from fxmem.tape import Phase
-from fxmem.workload import ConvWorkspace, InputSpec, Mode, Workload
+from fxmem.workload import ConvWorkspace, InputSpec, Workload
 
 
 def request_text(target: str, workload: Workload, device: str, repeats: int) -> str:
@@ -39,7 +40,7 @@ def request_text(target: str, workload: Workload, device: str, repeats: int) -> 
         repeats: Runs in this process.
     """
     options = {item.name: getattr(workload, item.name) for item in fields(workload)}
-    options["mode"], options["conv_workspace"] = workload.mode.value, workload.conv_workspace.value
+    options |= {name: option.value for name, option in options.items() if isinstance(option, enum.Enum)}
     options["inputs"] = [tuple(spec) for spec in workload.inputs]
     return repr({"target": target, "workload": options, "device": device, "repeats": repeats})
 
@@ -48,7 +49,7 @@ def read_request(text: str) -> tuple[str, Workload, str, int]:
     """The opposite of :func:`request_text`."""
     asked: dict[str, Any] = ast.literal_eval(text)
     options = dict(asked["workload"])
-    options["mode"], options["conv_workspace"] = Mode(options["mode"]), ConvWorkspace(options["conv_workspace"])
+    options["conv_workspace"] = ConvWorkspace(options["conv_workspace"])
     options["inputs"] = tuple(InputSpec(*spec) for spec in options["inputs"])
     return asked["target"], Workload(**options), asked["device"], asked["repeats"]
 

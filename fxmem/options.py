@@ -14,7 +14,7 @@ from fxmem.device import Device, find_device
 from fxmem.errors import UsageError
 from fxmem.report import FORMATS
 from fxmem.units import parse_size
-from fxmem.workload import AMP_DTYPES, FLOAT_DTYPES, ConvWorkspace, InputSpec, Mode, Vary, Workload
+from fxmem.workload import AMP_DTYPES, FLOAT_DTYPES, ConvWorkspace, InputSpec, Mode, Vary, Workload, ZeroGrad
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,6 +103,8 @@ _WORKLOAD = (
     click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
                  help="Micro-batches in a step."),
     click.option("--clip", is_flag=True, help="Clip the gradients' norm before the optimizer's step."),
+    click.option("--zero-grad", type=click.Choice(tuple(map(str, ZeroGrad))), default=str(ZeroGrad.AFTER_STEP),
+                 show_default=True, help="When old gradients go; in-place: set_to_none=False."),
     click.option("--steps", type=click.IntRange(min=1), metavar="N",
                  help="Steps of the loop.  [default: 3 in training, else 2]"),
     click.option("--no-foreach", is_flag=True, help="Let the optimizer go tensor by tensor."),
@@ -192,7 +194,7 @@ def workload_from(options: Mapping[str, Any]) -> Workload:
         raise UsageError(f"--input names {', '.join(sorted(repeated))} twice")
     image = options["image"]
     same = ("batch", "dtype", "amp", "optimizer", "inputs", "seq", "model_args", "attn", "channels_last", "checkpoint")
-    also = ("accumulate", "clip", "steps", "prompt", "new_tokens")
+    also = ("accumulate", "clip", "zero_grad", "steps", "prompt", "new_tokens")
     return Workload(
         mode=Mode(options["mode"]),
         image=_DEFAULTS.image if image is None else image,

@@ -21,7 +21,7 @@ from fxmem.recording.modulepath import module_paths
 from fxmem.recording.recorder import Recorder, tensors_in
 from fxmem.source import Inputs, Source
 from fxmem.tape import Phase, Role
-from fxmem.workload import Mode, Workload
+from fxmem.workload import Mode, Workload, ZeroGrad
 
 
 def run(source: Source, inputs: list[Inputs], workload: Workload, recorder: Recorder, steps: int) -> None:
@@ -176,16 +176,20 @@ def _infer(source: Source, feed: Feed, workload: Workload, recorder: Marks, step
 def _train(source: Source, feed: Feed, workload: Workload, recorder: Marks, steps: int) -> None:
     model = source.module
     params = list(model.parameters())
+    zero_at = workload.zero_grad
     optimizer = make_optimizer(workload.optimizer, params, foreach=workload.foreach)
+    zero_grad = (model if optimizer is None else optimizer).zero_grad
     scaler = torch.amp.GradScaler("cuda", enabled=workload.amp == "float16")
     for step in range(1, steps + 1):
         recorder.begin_step(step)
         inputs = feed.next()
-        for _ in range(workload.accumulate):
+        for micro_batch in range(workload.accumulate):
             recorder.phase = Phase.FORWARD
             with _cast(workload):
                 y = model(*inputs.args, **inputs.kwargs)
                 loss = _checked(source.loss(y)) if source.loss is not None else default_loss(y, inputs.target)
+            if zero_at is ZeroGrad.BEFORE_BACKWARD and micro_batch == 0:
+                zero_grad(set_to_none=True)
             scaled = scaler.scale(loss)
             recorder.phase = Phase.BACKWARD
             scaled.backward()
@@ -200,9 +204,8 @@ def _train(source: Source, feed: Feed, workload: Workload, recorder: Marks, step
             scaler.step(optimizer)
             scaler.update()
             recorder.name_optimizer_state(optimizer.state, params)
-            optimizer.zero_grad(set_to_none=True)
-        else:
-            model.zero_grad(set_to_none=True)
+        if zero_at is not ZeroGrad.BEFORE_BACKWARD:
+            zero_grad(set_to_none=zero_at is ZeroGrad.AFTER_STEP)
         gc.collect(0)
     recorder.end_steps()
 

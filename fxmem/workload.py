@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fxmem.errors import UsageError
 
@@ -24,6 +24,19 @@ class ConvWorkspace(str, enum.Enum):
 
     AUTO = "auto"
     NONE = "none"
+
+    __str__ = str.__str__
+
+
+class ZeroGrad(str, enum.Enum):
+    """Where the training loop rids itself of the gradients of the step before."""
+
+    AFTER_STEP = "after-step"
+    """Set to None after the optimizer's step: the reference loop."""
+    BEFORE_BACKWARD = "before-backward"
+    """Set to None between forward and backward: the old ones live through the forward pass."""
+    IN_PLACE = "in-place"
+    """Filled with zeros (``set_to_none=False``, the default before torch 2.0): they live for ever."""
 
     __str__ = str.__str__
 
@@ -60,6 +73,17 @@ class Vary(NamedTuple):
         return {"image": value, "image_given": True} if self.axis == "image" else {"seq": value}
 
 
+Word = TypeVar("Word", bound=enum.Enum)
+
+
+def _word(words: type[Word], value: object, option: str) -> Word:
+    try:
+        return words(value)
+    except ValueError as error:
+        known = ", ".join(str(word) for word in words)
+        raise UsageError(f"{option} {value} is unknown", hint=f"use {known}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One reference loop, as design part 1 describes it.
@@ -86,6 +110,7 @@ class Workload:
     checkpoint: bool = False
     accumulate: int = 1
     clip: bool = False
+    zero_grad: ZeroGrad = ZeroGrad.AFTER_STEP
     steps: int | None = None
     """``None``: 3 in training, 2 otherwise (design, part 1)."""
     foreach: bool = True
@@ -95,12 +120,8 @@ class Workload:
     new_tokens: int = 32
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "mode", Mode(self.mode))
-        except ValueError as error:
-            raise UsageError(
-                f"--mode {self.mode} is unknown", hint="use " + ", ".join(mode.value for mode in Mode)
-            ) from error
+        object.__setattr__(self, "mode", _word(Mode, self.mode, "--mode"))
+        object.__setattr__(self, "zero_grad", _word(ZeroGrad, self.zero_grad, "--zero-grad"))
         for name, low in (("batch", 1), ("image", 1), ("seq", 1), ("accumulate", 1), ("new_tokens", 1)):
             if getattr(self, name) < low:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}, it must be at least {low}")

@@ -30,6 +30,7 @@ def workload_of(args: dict[str, Any], *, workspaces: bool = False) -> Workload:
         checkpoint=args.get("checkpoint", False), channels_last=args.get("channels_last", False),
         foreach=not args.get("no_foreach", False), clip=args.get("clip", False), attn=args.get("attn"),
         model_args=tuple(args.get("override", {}).items()), new_tokens=args.get("new_tokens", 32),
+        zero_grad=args.get("zero_grad", "after-step"),
         conv_workspace=ConvWorkspace.AUTO if workspaces else ConvWorkspace.NONE,
     )  # fmt: skip
 

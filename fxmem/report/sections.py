@@ -119,8 +119,10 @@ def _fit_rows(report: Mapping[str, Any]) -> list[Row]:
     room = capacity - kept - needed_bytes(report)
     others = f", {format_size(kept)} of it kept for others" if kept else ""
     if fits(report):
-        unknown = ", before the CUDA context (unknown)" if report["peak"]["device_bytes"] is None else ""
-        return [("fits", "yes", f"{format_size(room)} of {format_size(capacity)} left{others}{unknown}")]
+        if report["peak"]["device_bytes"] is None:
+            left = f"{format_size(room)} left of {format_size(capacity)}{others}"
+            return [("fits", "yes, if", f"the CUDA context (unknown) takes at most the {left}")]
+        return [("fits", "yes", f"{format_size(room)} of {format_size(capacity)} left{others}")]
     if room < 0:
         return [("fits", "no", f"{format_size(-room)} more than the device's {format_size(capacity)}{others}")]
     return [("fits", "no", f"out of memory at {format_size(capacity)}; the peaks above are those until then")]

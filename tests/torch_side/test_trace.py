@@ -311,6 +311,24 @@ def test_accumulation_keeps_gradients_between_micro_batches():
     assert len(named(tape, "threshold_backward")) == 3
 
 
+@pytest.mark.parametrize(
+    ("zero_grad", "alive"), [("after-step", (0, 0, 0)), ("before-backward", (2, 0, 2)), ("in-place", (2, 2, 2))]
+)
+def test_old_gradients_live_where_the_loop_keeps_them(zero_grad, alive):
+    tape = traced(Block(), **TRAINING, zero_grad=zero_grad, steps=3)
+    gradients = {i for i, s in enumerate(tape.storages) if s.role is Role.GRADIENT}
+    forward, backward = (
+        next(op.start for op in tape.ops if (op.step, op.phase) == (2, phase))
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    )
+    lives = []
+    for upto in (forward, backward, len(tape.events)):
+        events = tape.events[:upto]
+        lives.append(len(gradients & {e for e in events if e >= 0} - {~e for e in events if e < 0}))
+    assert tuple(lives) == alive
+    assert len(gradients) == (2 if zero_grad == "in-place" else 6)
+
+
 def test_scaler_clip_and_fp16_autocast():
     tape = traced(Block(), mode=Mode.TRAINING, optimizer="sgd", amp="float16", clip=True)
     assert {s.dtype for s in tape.storages if s.role is Role.ACTIVATION} >= {"float16"}

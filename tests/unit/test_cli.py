@@ -15,7 +15,7 @@ from reports import batch_report, training_report
 from fxmem.cli import main
 from fxmem.device import all_devices
 from fxmem.errors import DoesNotFitError, TraceError, UsageError
-from fxmem.workload import ConvWorkspace, InputSpec, Mode, Vary
+from fxmem.workload import ConvWorkspace, InputSpec, Mode, Vary, ZeroGrad
 
 
 class Answer:
@@ -99,7 +99,7 @@ def test_every_option_arrives(library):
     words = (
         "--batch 8 --mode training --dtype bfloat16 --amp float16 --optimizer sgd --input x=3x4:int64 --input 5"
         " --image 64 --seq 99 --model-arg depth=3 --model-arg act=gelu --attn eager --accumulate 2 --steps 4"
-        " --conv-workspace none --prompt 7 --new-tokens 9 --device t4 --arch sm_80 --context 1MiB"
+        " --conv-workspace none --prompt 7 --new-tokens 9 --zero-grad in-place --device t4 --arch sm_80 --context 1MiB"
         " --safety 0.1 --reserve 1GiB"
     )
     result = run("estimate", "m:f", *flags.split(), *words.split())
@@ -111,6 +111,7 @@ def test_every_option_arrives(library):
     assert (workload.optimizer, workload.image, workload.image_given, workload.seq) == ("sgd", 64, True, 99)
     assert (workload.attn, workload.accumulate, workload.steps) == ("eager", 2, 4)
     assert (workload.conv_workspace, workload.prompt, workload.new_tokens) == (ConvWorkspace.NONE, 7, 9)
+    assert workload.zero_grad is ZeroGrad.IN_PLACE
     assert workload.channels_last
     assert workload.checkpoint
     assert workload.clip

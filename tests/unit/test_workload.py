@@ -25,11 +25,15 @@ def test_counts_are_positive(name):
         Workload(**{name: 0})
 
 
-@pytest.mark.parametrize(("name", "value"), [("dtype", "float64"), ("amp", "float32")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("dtype", "float64"), ("amp", "float32"), ("mode", "train"), ("zero_grad", "no")]
+)
 def test_types_are_known(name, value):
-    with pytest.raises(UsageError, match=f"--{name} {value} is unknown") as caught:
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value} is unknown") as caught:
         Workload(**{name: value})
-    assert "bfloat16" in caught.value.hint
+    assert {"dtype": "bfloat16", "amp": "bfloat16", "mode": "training", "zero_grad": "in-place"}[
+        name
+    ] in caught.value.hint
 
 
 def test_it_is_frozen_and_hashable():
