@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 from typing import Any
 
@@ -41,7 +42,8 @@ def make_optimizer(name: str, params: list[torch.nn.Parameter], *, foreach: bool
 
     Args:
         name: A class of ``torch.optim`` in lower case, a variant such as ``sgd-momentum``, or ``none``; with
-            ``-fused``, ``-foreach`` or ``-capturable`` for those implementations.
+            ``-fused``, ``-foreach`` or ``-capturable`` for those implementations. Or ``package.module:NAME``: called
+            with the parameters, makes the user's own optimizer.
         params: The model's parameters.
         foreach: Whether the multi-tensor implementation may be chosen; ``False`` forces the single-tensor one.
 
@@ -50,6 +52,10 @@ def make_optimizer(name: str, params: list[torch.nn.Parameter], *, foreach: bool
     """
     if name.lower() == "none":
         return None
+    if not params:
+        raise UsageError("the model has no parameters to train", hint="use --mode inference or --optimizer none")
+    if ":" in name:
+        return _own(name, params)
     base, options = _parsed(name)
     cls = _classes().get(base)
     if base in _UNUSABLE:
@@ -60,14 +66,25 @@ def make_optimizer(name: str, params: list[torch.nn.Parameter], *, foreach: bool
     wrong = [key for key in options if key not in accepted]
     if wrong:
         raise UsageError(f"--optimizer {name}: torch.optim.{cls.__name__} has no {wrong[0]} option")
-    if not params:
-        raise UsageError("the model has no parameters to train", hint="use --mode inference or --optimizer none")
     if not foreach and "foreach" in accepted and not {"fused", "foreach"} & set(options):
         options["foreach"] = False
     try:
         return cls(params, **options)
     except ValueError as error:  # Muon takes matrices only
         raise UsageError(f"--optimizer {name}: {error}", hint="choose another optimizer for this model") from error
+
+
+def _own(name: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The user's optimizer. Modules beside ``model.py`` are found, since the run is in its scope."""
+    module, _, attribute = name.partition(":")
+    hint = "name a class or function as package.module:NAME that is called with the parameters alone"
+    try:
+        made = getattr(importlib.import_module(module), attribute)(params)
+    except Exception as error:
+        raise UsageError(f"--optimizer {name}: {type(error).__name__}: {error}", hint=hint) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UsageError(f"--optimizer {name} gave {type(made).__name__}, not a torch.optim.Optimizer", hint=hint)
+    return made
 
 
 def _parsed(name: str) -> tuple[str, dict[str, Any]]:
@@ -86,4 +103,4 @@ def _hint(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), names)
     if near:
         return f"did you mean {', '.join(near)}?"
-    return f"known are {', '.join(names)}, none; with -fused, -foreach or -capturable"
+    return f"known are {', '.join(names)}, none; with -fused, -foreach or -capturable; or package.module:NAME"

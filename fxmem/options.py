@@ -88,7 +88,7 @@ _WORKLOAD = (
                  help="Of the weights and floating inputs."),
     click.option("--amp", type=click.Choice(AMP_DTYPES), help="Autocast to this type."),
     click.option("--optimizer", metavar="NAME", default=_DEFAULTS.optimizer, show_default=True,
-                 help="sgd, sgd-momentum, adam, adamw, adamw-fused, ..."),
+                 help="sgd, sgd-momentum, adam, adamw, adamw-fused, ..., or package.module:NAME."),
     click.option("--input", "inputs", type=parse_input, multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
                  help="An input without the batch: 3x224x224, input_ids=128:int64. Repeatable."),
     click.option("--image", type=click.IntRange(min=1), metavar="N",

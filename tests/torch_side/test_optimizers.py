@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fxmem
 from fxmem.cuda import personality
 from fxmem.device import find_device
 from fxmem.errors import UsageError
@@ -161,10 +162,36 @@ def test_options_follow_from_the_name():
         ("lbfgs", "needs a closure", "another"),
         ("sparseadam", "sparse gradients", "another"),
         ("adagrad-capturable", "no capturable option", None),
-        ("muon", "2D parameters", "another"),
+        pytest.param(
+            "muon", "2D parameters", "another",
+            marks=pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on"),
+        ),
+        ("builtins:list", "gave list, not a torch.optim.Optimizer", "package.module:NAME"),
+        ("torch.optim:Nothing", "AttributeError", "package.module:NAME"),
+        ("no_such_module:Lion", "ModuleNotFoundError", "package.module:NAME"),
     ],
 )
 def test_refusals_say_what_next(name, message, hint):
     with pytest.raises(UsageError, match=message) as caught:
         make_optimizer(name, [nn.Parameter(torch.zeros(3))], foreach=True)
     assert hint is None or hint in str(caught.value.hint)
+
+
+def test_an_optimizer_of_ones_own_lies_beside_the_model(tmp_path):
+    (tmp_path / "model.py").write_text("from torch import nn\ndef model():\n    return nn.Linear(300, 300)\n")
+    (tmp_path / "momentum_only.py").write_text(
+        "import torch\n"
+        "class Signed(torch.optim.Optimizer):\n"
+        "    def __init__(self, params):\n"
+        "        super().__init__(params, {})\n"
+        "    @torch.no_grad()\n"
+        "    def step(self):\n"
+        "        for p in self.param_groups[0]['params']:\n"
+        "            m = self.state[p].setdefault('momentum', torch.zeros_like(p))\n"
+        "            p.sub_(m.add_(p.grad).sign())\n"
+    )
+    found = fxmem.estimate(
+        str(tmp_path / "model.py"), mode="training", optimizer="momentum_only:Signed", law=False,
+        inputs=lambda batch: torch.zeros(batch, 300),
+    )  # fmt: skip
+    assert found.breakdown.optimizer_state == found.breakdown.parameters > 300 * 300 * 4
