@@ -3,7 +3,8 @@
 The rules are those of ``select_sdp_backend`` and ``can_use_*`` in
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (pytorch 001f694a) and
 sdp_utils_cpp.h; the calls are those of ``scaled_dot_product_attention`` in
-aten/src/ATen/native/transformers/attention.cpp.
+aten/src/ATen/native/transformers/attention.cpp. What earlier releases do otherwise
+was seen on the phantom device, with tests/attention_cases.py.
 """
 
 from __future__ import annotations
@@ -15,12 +16,27 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fxmem.release import RELEASE, Release
+
 aten = torch.ops.aten
 
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_CUDNN_DIM = 65535
 _LEAST_CUDNN_BIAS = -65504.0
 """``convert_boolean_attn_mask_cudnn``: cuDNN does not take minus infinity."""
+
+
+_FOR_BLACKWELL: Release = (2, 7)
+_CUDNN_FIRST: Release = (2, 11)
+_CUDNN_SIXTEENTHS: Release = (2, 12)
+"""Dropout that is no multiple of 1/16 does not go to cuDNN any more."""
+_EFFICIENT_OFFSETS: Release = (2, 13)
+"""Memory-efficient attention looks at where in their storage the inputs begin."""
+_SHARED_HEADS: Release = (2, 13)
+"""Grouped heads in memory-efficient attention, one head of keys for all without ``enable_gqa``, inputs without a batch.
+
+The 2.13.0 wheel itself does not have these yet (the phantom device has them with 2.14.1, pytorch/pytorch#191085).
+"""
 
 
 class Backend(enum.IntEnum):
@@ -44,6 +60,7 @@ class Attention:
     causal: bool
     gqa: bool
     sm: int
+    release: Release = RELEASE
 
     @property
     def trains(self) -> bool:
@@ -52,13 +69,18 @@ class Attention:
         return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def _order(sm: int) -> list[Backend]:
+def _order(a: Attention) -> list[Backend]:
     """``priority_order``: cuDNN first on sm_90 and sm_100, unless user code set an order."""
     current = [Backend(i) for i in torch._C._get_sdp_priority_order() if i in Backend._value2member_map_]
     untouched = current[:3] == [Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
-    if untouched and sm // 10 in (9, 10):
+    if untouched and a.sm // 10 in (9, 10) and a.release >= _CUDNN_FIRST:
         return [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
     return current
+
+
+def _newest(a: Attention) -> int:
+    """The latest architecture that fused kernels of torch's own serve."""
+    return 121 if a.release >= _FOR_BLACKWELL else 90
 
 
 def _heads_fit(a: Attention, *, same_heads: bool) -> bool:
@@ -71,7 +93,7 @@ def _heads_fit(a: Attention, *, same_heads: bool) -> bool:
         if same_heads and hk != hv:
             return False
         return hq % hk == 0 and (same_heads or hq % hv == 0)
-    return hq == hk == hv or (hq > 0 and hk == 1 and hv == 1)
+    return hq == hk == hv or (hq > 0 and hk == 1 and hv == 1 and a.release >= _SHARED_HEADS)
 
 
 def _last_strides_fit(a: Attention, *, ignore_single: bool) -> bool:
@@ -113,7 +135,9 @@ def _cudnn(a: Attention) -> bool:
         return False
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         return False
-    if not _mask_fits(a) or not 80 <= a.sm <= 121 or a.dropout * 16 != math.floor(a.dropout * 16):
+    if a.release >= _CUDNN_SIXTEENTHS and a.dropout * 16 != math.floor(a.dropout * 16):
+        return False
+    if not _mask_fits(a) or not 80 <= a.sm <= 121:
         return False
     if not _not_empty(a) or not _last_strides_fit(a, ignore_single=True) or not _heads_fit(a, same_heads=False):
         return False
@@ -138,7 +162,7 @@ def _flash(a: Attention) -> bool:
     if not torch._C._get_flash_sdp_enabled() or not _four_dimensional(a) or a.mask is not None:
         return False
     dim = a.query.shape[-1]
-    if not (dim == a.key.shape[-1] == a.value.shape[-1] and dim <= 256) or not 80 <= a.sm <= 121:
+    if not (dim == a.key.shape[-1] == a.value.shape[-1] and dim <= 256) or not 80 <= a.sm <= _newest(a):
         return False
     if a.trains and (86 <= a.sm <= 89 or a.sm in (120, 121)) and not (dim <= 192 or (a.dropout == 0 and dim > 224)):
         return False
@@ -161,12 +185,14 @@ def _alignment(a: Attention) -> int:
 
 def _efficient(a: Attention) -> bool:
     """``can_use_mem_efficient_attention``."""
-    if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensional(a) or not 50 <= a.sm <= 121:
+    if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensional(a) or not 50 <= a.sm <= _newest(a):
         return False
+    if a.gqa and a.release < _SHARED_HEADS:
+        a = replace(a, gqa=False)  # heads of keys must be as many as of queries
     dqk, dv, alignment = a.query.shape[-1], a.value.shape[-1], _alignment(a)
     if dqk != a.key.shape[-1] or dqk % alignment or dv % alignment or not dqk or not dv:
         return False
-    if a.sm >= 80:
+    if a.sm >= 80 and a.release >= _EFFICIENT_OFFSETS:
         step = alignment * a.query.element_size()
         if any(t.storage_offset() * t.element_size() % step for t in (a.query, a.key, a.value) if t.numel()):
             return False
@@ -192,7 +218,7 @@ def choose(a: Attention) -> Backend:
     Raises:
         RuntimeError: As torch does, where user code switched off every one that could serve.
     """
-    for backend in _order(a.sm):
+    for backend in _order(a):
         if _ALLOWED[backend](a):
             return backend
     raise RuntimeError("No available kernel. Aborting execution.")
@@ -218,7 +244,7 @@ def attention(sm: int) -> Callable[..., torch.Tensor]:
 
 def batched(a: Attention) -> Attention:
     """``normalize_unbatched_input``: inputs without a batch get one of size 1."""
-    if not a.query.dim() == a.key.dim() == a.value.dim() == 3:
+    if not a.query.dim() == a.key.dim() == a.value.dim() == 3 or a.release < _SHARED_HEADS:
         return a
     mask = a.mask
     while mask is not None and mask.dim() < 4:

@@ -54,12 +54,12 @@ def _contiguous_copy(key: str, meta: TensorMeta) -> list[Step]:
 def _flash(op: Op, target: Target) -> list[Step]:
     """``mha_fwd`` in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 
-    The state of the random numbers lies on the device and is taken twice where there is dropout.
+    The state of the random numbers lies on the device, from torch 2.7 on, and is taken twice where there is dropout.
     """
     dropout = bool(argument(op, 3, "dropout_p", 0.0))
     steps: list[Step] = [Out(0), Out(1)]
     if dropout:
-        return [*steps, Take("rng", 16), Out(3), Out(2)]
+        return steps if target.torch_version < (2, 7) else [*steps, Take("rng", 16), Out(3), Out(2)]
     return [*steps, *_split_keys(_given(op, 0), _given(op, 1), target), Out(2), Out(3)]
 
 

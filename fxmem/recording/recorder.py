@@ -19,6 +19,7 @@ from fxmem.recording.compute import Call, Compute
 from fxmem.recording.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
 from fxmem.recording.plain import donor, producer_of
 from fxmem.recording.sourceline import SourceLines
+from fxmem.release import RELEASE, Release
 from fxmem.tape import Phase, Ref, Role
 
 aten = torch.ops.aten
@@ -26,9 +27,19 @@ aten = torch.ops.aten
 _TERMINAL = 1 << 62
 """Sequence numbers from here on belong to ``AccumulateGrad``, which has no forward operator."""
 
+_SEED_AS_ZEROS: Release = (2, 13)
+"""From here on memory-efficient attention without dropout makes seed and offset, zeros, on the device.
+
+The 2.13.0 wheel itself does not yet (the phantom device shows it with 2.14.1).
+"""
+
 _ON_HOST: dict[Any, Callable[[tuple[Any, ...]], Collection[int]]] = {
-    # the seed and offset of dropout; without dropout they are zeros on the device
-    aten._scaled_dot_product_efficient_attention.default: lambda args: (2, 3) if len(args) > 5 and args[5] else (),
+    # the seed and offset of dropout
+    aten._scaled_dot_product_efficient_attention.default: lambda args: (
+        (2, 3) if RELEASE < _SEED_AS_ZEROS or (len(args) > 5 and args[5]) else ()
+    ),
+    # the same; from torch 2.7 on they are one state on the device
+    aten._scaled_dot_product_flash_attention.default: lambda _: (6, 7) if RELEASE < (2, 7) else (),
     # the logarithms are made for a backward pass only
     aten._scaled_dot_product_cudnn_attention.default: lambda args: () if args[4] else (1,),
 }

@@ -77,7 +77,7 @@ def events(sm: str, program) -> list[int]:
 
 
 cudnn_first = pytest.mark.skipif(RELEASE < (2, 11), reason="torch asks cuDNN first from 2.11 on")
-shared_heads = pytest.mark.skipif(RELEASE < (2, 13), reason="this torch gives inputs without a batch to no fused kernel")
+shared_heads = pytest.mark.skipif(RELEASE < (2, 13), reason="no fused kernel takes inputs without a batch")
 STATE = [16, 8] if RELEASE >= (2, 7) else []
 """Flash attention's random numbers on the device."""
 ZEROS = [8, 8] if RELEASE >= (2, 13) else []

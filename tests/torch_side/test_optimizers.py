@@ -155,6 +155,9 @@ def test_options_follow_from_the_name():
     assert make_optimizer("none", params, foreach=True) is None
 
 
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+
+
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
@@ -162,10 +165,7 @@ def test_options_follow_from_the_name():
         ("lbfgs", "needs a closure", "another"),
         ("sparseadam", "sparse gradients", "another"),
         ("adagrad-capturable", "no capturable option", None),
-        pytest.param(
-            "muon", "2D parameters", "another",
-            marks=pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on"),
-        ),
+        pytest.param("muon", "2D parameters", "another", marks=needs_muon),
         ("builtins:list", "gave list, not a torch.optim.Optimizer", "package.module:NAME"),
         ("torch.optim:Nothing", "AttributeError", "package.module:NAME"),
         ("no_such_module:Lion", "ModuleNotFoundError", "package.module:NAME"),
