@@ -24,6 +24,7 @@ import click
 from tabulate import tabulate
 
 from fxmem import __version__
+from fxmem.allocator_config import AllocatorConfig
 from fxmem.calibration import read_calibration, shipped_for
 from fxmem.compare import compare
 from fxmem.device import Device, all_devices
@@ -140,10 +141,11 @@ def estimate(ctx: click.Context, /, target: str, depth: int | None, check: bool,
     given = options["calibration"]
     profile = shipped_for(device) if given is None else read_calibration(given, device)
     device = device if profile is None else profile.on(device)
+    asked = _library_options(options)
     with _quiet(debug=options["debug"]):
         from fxmem import api
 
-        result = api.estimate(target, workload=workload, device=device, **_library_options(options))
+        result = api.estimate(target, workload=workload, device=device, **asked)
     report = result.to_dict()
     if profile is not None:
         report["interval"] = profile.interval(report["peak"]["reserved_bytes"])  # type: ignore[index]
@@ -177,14 +179,12 @@ def batch(ctx: click.Context, /, target: str, *, plot: Path | None, check: bool,
     workload, gpus = workload_from(options), devices_from(options)
     _writable(options["output"])
     _writable(plot, "--plot")
-    given = {name: options[name] for name in ("processes", "multiple_of", "vary")}
+    given = {name: options[name] for name in ("processes", "multiple_of", "vary")} | _library_options(options)
     curve = options["curve"] or plot is not None
     with _quiet(debug=options["debug"]):
         from fxmem import api
 
-        result = api.max_batch(
-            target, workload=workload, device=gpus, curve=curve, **given, **_library_options(options)
-        )
+        result = api.max_batch(target, workload=workload, device=gpus, curve=curve, **given)
     report = result.to_dict()
     _write(render_batch(report, options["format_name"]), options["output"])
     if plot is not None:
@@ -230,13 +230,14 @@ def calibrate(ctx: click.Context, /, target: str, **options: Any) -> None:
     ctx.find_root().meta["debug"] = options["debug"]
     workload, batches = workload_from({**options, "batch": 1}), options["batches"]
     path = options["output"] or Path("calibration", "receipts", _receipt_name(target, workload))
+    conf = _environment_conf() or ""
     with _quiet(debug=options["debug"]), click.progressbar(length=len(set(batches)), file=sys.stderr) as bar:
         from fxmem.calibrate import Series
         from fxmem.calibrate import calibrate as measured
 
         series = Series(
             target=target, workload=workload, batches=batches, repeats=options["repeats"], device=options["device"],
-            limit_seconds=options["limit"], alloc_conf=_environment_conf() or "",
+            limit_seconds=options["limit"], alloc_conf=conf,
         )  # fmt: skip
         receipt = measured(series, path, lambda: bar.update(1))
     click.echo(render_calibration(receipt, options["format_name"]))
@@ -298,7 +299,10 @@ def _library_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment_conf() -> str | None:
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    """Read before torch is imported, which aborts the process where it cannot read this."""
+    conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    AllocatorConfig.parse(conf or "")
+    return conf
 
 
 def _writable(output: Path | None, option: str = "--output") -> None:

@@ -20,6 +20,8 @@ from fxmem.units import parse_size
 _REFERENCE = "h200"
 _LEAST_CAPACITY = 2**20
 _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
+_CAPABILITIES = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+"""NVIDIA's, from Maxwell on: https://developer.nvidia.com/cuda-gpus and nvcc 13.0 ``--list-gpu-arch``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,12 @@ class Device:
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _ARCH.fullmatch(self.arch):
+        written = _ARCH.fullmatch(self.arch)
+        if written is None:
             raise UsageError(f"{self.arch!r} is not an architecture", hint="write it as sm_90")
+        if int(written[1]) not in _CAPABILITIES:
+            known = ", ".join(map(str, _CAPABILITIES))
+            raise UsageError(f"{self.arch!r} is no architecture of NVIDIA's", hint=f"those are sm_ with {known}")
         if self.capacity_bytes is not None and self.capacity_bytes < 1:
             raise UsageError(f"device {self.name}: a capacity must be positive")
         if self.context_bytes is not None and self.context_bytes < 0:

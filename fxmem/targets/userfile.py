@@ -80,6 +80,8 @@ def from_file(path: Path, attribute: str | None, arguments: Mapping[str, object]
         SourceError: The file is missing or broken, or defines no single model.
     """
     where = str(path)
+    if path.is_dir():
+        raise SourceError("this is a folder", where=where, hint=f"name the file in it, as {path / 'model.py'}")
     if not path.is_file():
         raise SourceError("there is no such file", where=where, hint=_similar_files(path))
     surroundings = Surroundings(path.resolve().parent, private=True)
@@ -129,7 +131,8 @@ def _execute(path: Path) -> ModuleType:
     name = _PRIVATE + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise SourceError("this is no Python file", where=str(path), hint="a model file ends in .py")
+        hint = "fxmem needs the model's code, not its weights: a file that ends in .py and has model()"
+        raise SourceError("this is no Python file", where=str(path), hint=hint)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     spec.loader.exec_module(module)

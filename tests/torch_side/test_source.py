@@ -170,6 +170,12 @@ def test_missing_file(tmp_path, write):
     assert "did you mean modle.py?" in message
 
 
+def test_a_folder_and_a_file_of_weights(tmp_path):
+    assert "this is a folder" in refused(f"{tmp_path}/")
+    (tmp_path / "w.pt").touch()
+    assert "not its weights" in refused(str(tmp_path / "w.pt"))
+
+
 def test_bad_model_argument(write):
     message = refused(write(NET), model_args=(("widht", 3),))
     assert "Net() has no argument 'widht'" in message

@@ -289,3 +289,12 @@ def test_python_m():
         [sys.executable, "-m", "fxmem", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout.startswith("fxmem 0.")
+
+
+@pytest.mark.parametrize("command", ["estimate", "batch", "calibrate"])
+def test_allocator_options_are_read_before_torch_aborts_on_them(command, monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage")
+    words = ["--device", "t4"] if command == "batch" else []
+    result = run(command, "torchvision:resnet18", *words)
+    assert result.exit_code == 2
+    assert "PYTORCH_ALLOC_CONF: 'garbage' has no value" in result.output + result.stderr
