@@ -7,6 +7,7 @@ tensors is fake; each real tensor has a fake stand-in for that, made once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -175,14 +176,26 @@ class Compute:
 
 
 def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:
-    """Whether a call without fake tensors may run for real: its result stays small."""
+    """Whether a call without fake tensors may run for real: its result stays small, or takes no memory.
+
+    A view must look at the real memory whatever its size (``expand``): a view of the stand-in would not keep it alive.
+    """
     if not tensors:
         shape = args[0] if args and isinstance(args[0], (list, tuple, torch.Size)) else ()
         return _product([int(n) for n in shape]) <= REAL_LIMIT
+    if len(tensors) == 1 and _views(func):
+        return True
     counts = [t.numel() for t in tensors]
     if _product(counts) <= REAL_LIMIT:
         return True
     return (len(counts) == 1 or func.overloadpacket in _LINEAR) and max(counts) * len(counts) <= REAL_LIMIT
+
+
+@functools.cache
+def _views(func: Any) -> bool:
+    """Whether the results are views of an argument that is not written to."""
+    aliases = [result.alias_info for result in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _product(numbers: list[int]) -> int:

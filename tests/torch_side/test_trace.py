@@ -329,6 +329,21 @@ def test_old_gradients_live_where_the_loop_keeps_them(zero_grad, alive):
     assert len(gradients) == (2 if zero_grad == "in-place" else 6)
 
 
+def test_a_large_view_keeps_a_small_known_tensor_alive():
+    class Biased(nn.Module):
+        def forward(self, x):
+            bias = (
+                torch.zeros(1, 1024, device=x.device).expand(2048, 1024).detach()
+            )  # more elements than are computed with
+            doubled = x * 2
+            return (doubled + bias).sum()
+
+    tape = traced(Biased(), (1024,), batch=2048, steps=1)
+    (made,), (added,) = named(tape, "zeros"), named(tape, "add")
+    born = tape.events[made.start]
+    assert tape.events.index(~born) > added.start
+
+
 def test_scaler_clip_and_fp16_autocast():
     tape = traced(Block(), mode=Mode.TRAINING, optimizer="sgd", amp="float16", clip=True)
     assert {s.dtype for s in tape.storages if s.role is Role.ACTIVATION} >= {"float16"}
