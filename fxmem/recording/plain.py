@@ -7,6 +7,8 @@ have written into.
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,6 +39,11 @@ _FORMULAS = {
 }
 """Likewise for some formulas alone: ``binary_cross_entropy_with_logits_backward``, ``evenly_distribute_backward``."""
 
+_FRESH_OR_FORMULA = _WRITES_INTO_FRESH.union(*_FORMULAS.values())
+
+_BETWEEN = ("fxmem.recording", "torch._dynamo", "torch._compile", "torch.utils._python_dispatch")
+"""Whose frames may lie between a call and the recorder."""
+
 _PRODUCTS = frozenset((aten.mm.default, aten.bmm.default, aten.view.default, aten._unsafe_view.default))
 
 
@@ -56,16 +63,15 @@ def donor(
     """
     if notes[0].storage == HOST:
         return None
-    if maker is None:
-        # at::linear adds the bias in place (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
-        wanted = func is aten.add.Tensor and len(tensors) == 2 and producer in _PRODUCTS
-    elif func is aten.add.Tensor:
-        # The engine adds gradients up at a join, into the first one's buffer when nothing else holds
-        # it: ``accumulate`` in torch/csrc/autograd/input_buffer.cpp.
-        wanted = len(tensors) == 2
+    engine = maker is not None and (func is aten.add.Tensor or func in _FRESH_OR_FORMULA) and _called_by_engine()
+    if func is aten.add.Tensor:
+        # The engine adds gradients up at a join, into the first one's buffer when nothing else holds it and
+        # no graph is made: ``accumulate`` in torch/csrc/autograd/input_buffer.cpp. at::linear adds the bias
+        # in place (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
+        wanted = len(tensors) == 2 and (not torch.is_grad_enabled() if engine else producer in _PRODUCTS)
     else:
         fresh = storages[notes[0].storage].maker == maker
-        wanted = fresh and (func in _WRITES_INTO_FRESH or _in_formula(func))
+        wanted = engine and fresh and (func in _WRITES_INTO_FRESH or _in_formula(func))
     if not wanted:
         return None
     first = tensors[0]
@@ -75,10 +81,18 @@ def donor(
     held = first._use_count()  # type: ignore[attr-defined]
     if func is aten.index_put.default:
         held -= 1  # index_backward holds its argument by name while it calls
-    least = _OWNED_TENSOR if maker is None else 0  # in the forward pass a name in Python would hold it less often
+    least = 0 if engine else _OWNED_TENSOR  # in a forward pass a name in Python would hold it less often
     if not least <= held <= _OWNED_TENSOR:
         return None
     return storage if _dense(first) else None
+
+
+def _called_by_engine() -> bool:
+    """Whether C++ makes the call: no Python of a custom backward, of a hook or of a checkpoint stands between."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def _in_formula(func: Any) -> bool:

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fxmem import api
@@ -327,6 +328,52 @@ def test_old_gradients_live_where_the_loop_keeps_them(zero_grad, alive):
         lives.append(len(gradients & {e for e in events if e >= 0} - {~e for e in events if e < 0}))
     assert tuple(lives) == alive
     assert len(gradients) == (2 if zero_grad == "in-place" else 6)
+
+
+class Thrice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        doubled = grad * 2
+        return doubled + grad  # takes memory of its own: the engine alone adds in place
+
+
+def test_additions_in_a_custom_backward_take_memory():
+    class Custom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return Thrice.apply(self.inner(x))
+
+    tape = traced(Custom(), **TRAINING, steps=1)
+    (added,) = (op for op in named(tape, "add") if op.phase is Phase.BACKWARD)
+    assert [tape.storages[e].nbytes for e in tape.events[added.start : added.stop]] == [4 * 8 * 4]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_additions_of_a_recomputed_forward_take_memory(reentrant):
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def body(self, x):
+            branch = functional.dropout(self.first(x))
+            x = branch + x
+            return self.second(x)
+
+        def forward(self, x):
+            return checkpoint(self.body, self.first(x), use_reentrant=reentrant)
+
+    tape = traced(Residual(), **TRAINING, steps=1)
+    additions = [op for op in named(tape, "add") if op.outputs[0].shape == (4, 8)]
+    again = [op.stop - op.start for op in additions if op.phase is Phase.FORWARD or op is additions[1]]
+    assert again == [1, 1]
 
 
 def test_a_large_view_keeps_a_small_known_tensor_alive():
