@@ -117,7 +117,7 @@ def test_the_limit(series, monkeypatch, tmp_path):
 def test_the_request_survives():
     workload = Workload(
         mode=Mode.TRAINING, batch=3, inputs=(InputSpec("x", (3, 4), None),), model_args=(("a", [1, None]),),
-        conv_workspace=ConvWorkspace.NONE,
+        conv_workspace=ConvWorkspace.NONE, zero_grad="in-place",
     )  # fmt: skip
     assert read_request(request_text("m:f", workload, "cuda:0", 2)) == ("m:f", workload, "cuda:0", 2)
 
