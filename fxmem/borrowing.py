@@ -12,9 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxmem.fakes import stand_in
+
+_OPENED = (nn.Module, Optimizer, dict, list, set, deque)
+"""What keeps its identity while tensors inside it are replaced."""
 
 
 @contextlib.contextmanager
@@ -57,7 +61,7 @@ class _Loan:
             new = [self.take(x) for x in value]
             changed = any(a is not b for a, b in zip(new, value, strict=True))
             return (type(value)(*new) if hasattr(value, "_fields") else type(value)(new)) if changed else value
-        if id(value) not in self.seen and isinstance(value, (nn.Module, dict, list, set, deque, FunctionType)):
+        if id(value) not in self.seen and isinstance(value, (*_OPENED, FunctionType)):
             self.seen[id(value)] = value
             self._contents(value)
         return value
@@ -71,6 +75,9 @@ class _Loan:
         if id(tensor) not in self.copies:
             self.seen[id(tensor)] = tensor
             self.copies[id(tensor)] = stand_in(tensor, self.fake_mode)
+            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
+                for hook in list((hooks or {}).values()):
+                    self.take(hook)
         return self.copies[id(tensor)]
 
     def _contents(self, value: Any) -> None:
@@ -78,6 +85,8 @@ class _Loan:
             self._mapping(vars(value))
             vars(value).pop("_compiled_call_impl", None)  # Module.compile(): the trace runs the eager forward
             self.take(getattr(type(value), "forward", None))  # a class made in a function: its closure
+        elif isinstance(value, Optimizer):  # one that steps in a hook on a gradient
+            self._mapping(vars(value))
         elif isinstance(value, dict):
             self._mapping(value)
         elif isinstance(value, (list, deque)):
@@ -97,6 +106,9 @@ class _Loan:
     def _mapping(self, value: dict[Any, Any]) -> None:
         saved = dict(value)
         self.undo.append(functools.partial(_refill, value, value.update, saved))
+        if any(isinstance(key, Tensor) for key in saved):  # an optimizer for each parameter, its state
+            _refill(value, value.update, {self.take(key): self.take(x) for key, x in saved.items()})
+            return
         for key, x in saved.items():
             new = self.take(x)
             if new is not x:
@@ -106,7 +118,7 @@ class _Loan:
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
                 old = cell.cell_contents
-                if isinstance(old, (Tensor, nn.Module, list, dict, tuple, FunctionType)):
+                if isinstance(old, (Tensor, tuple, *_OPENED, FunctionType)):
                     new = self.take(old)
                     if new is not old:
                         cell.cell_contents = new

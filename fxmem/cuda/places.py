@@ -63,6 +63,12 @@ class Places(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        out = self._called(func, args, kwargs)
+        if self.recorder.rewritten.pending:
+            self.recorder.rewritten.settle()
+        return out
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         special = self._special.get(func)
         if special is not None:
             return special(func, args, kwargs or {})
@@ -332,11 +338,34 @@ def _in_backward(places: Places) -> list[tuple[Any, str, Any]]:
     return [(torch.autograd, "_engine_run_backward", run)]
 
 
+def _in_hooks(places: Places) -> list[tuple[Any, str, Any]]:
+    """Keep the mode on in the user's hooks on saved tensors (``save_on_cpu``): the call that saves has it off."""
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    original: Any = hooks.__enter__
+
+    def placed(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(x: Any) -> Any:
+            with places:
+                return hook(x)
+
+        return call
+
+    def enter(own: Any) -> Any:
+        pair = own.pack_hook, own.unpack_hook
+        own.pack_hook, own.unpack_hook = map(placed, pair)
+        try:
+            return original(own)
+        finally:
+            own.pack_hook, own.unpack_hook = pair
+
+    return [(hooks, "__enter__", enter)]
+
+
 @contextlib.contextmanager
 def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
     """Make code inside believe that device tensors are on ``device``."""
     places = Places(recorder)
     patches = [*_attributes(recorder), *_module_functions(device), *_autocast_functions(), *foreach_functions()]
-    patches += [*_in_backward(places), (torch._C, "_InferenceMode", _NoGrad)]
+    patches += [*_in_backward(places), *_in_hooks(places), (torch._C, "_InferenceMode", _NoGrad)]
     with replaced(patches), places:
         yield

@@ -108,7 +108,7 @@ def _op(note: OpNote, metas: dict[TensorNote, TensorMeta]) -> Op:
         args=tuple([plain(a) for a in note.args]),
         kwargs=tuple([(k, plain(v)) for k, v in note.kwargs]),
         flops=_flops(note),
-        thread="autograd" if note.phase is Phase.BACKWARD else "main",
+        thread="autograd" if note.in_engine else "main",
     )
 
 

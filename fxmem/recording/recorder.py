@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxmem.recording.compute import Call, Compute
 from fxmem.recording.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
 from fxmem.recording.plain import donor, producer_of
+from fxmem.recording.rewritten import RewrittenViews
 from fxmem.recording.sourceline import SourceLines
 from fxmem.release import RELEASE, Release
 from fxmem.tape import Phase, Ref, Role
@@ -63,6 +64,7 @@ class OpNote(NamedTuple):
     source: str
     start: int
     stop: int
+    in_engine: bool
 
 
 class Recorder(TorchDispatchMode):
@@ -92,6 +94,7 @@ class Recorder(TorchDispatchMode):
         self._lines = SourceLines()
         self._busy = 0
         self._sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+        self.rewritten = RewrittenViews()
         self._compute = Compute(fake_mode, self.ledger, self._lines.current, self.notes)
 
     @property
@@ -165,14 +168,18 @@ class Recorder(TorchDispatchMode):
             self._busy -= 1
         if out is NotImplemented or (not tensors and func._schema.name.startswith(_SILENT)):
             return out
-        node = torch._C._current_autograd_node() if self.phase is Phase.BACKWARD else None
+        node: Any = torch._C._current_autograd_node()  # the engine also runs in a forward pass: torch.autograd.grad
         maker = None if node is None else node._sequence_nr()
+        if maker is None:
+            self.rewritten.note(func, tensors)
+        else:
+            out = self.rewritten.of_plain(maker, out, tensors, self._compute.fake_mode)
         outputs = self._results(func, out, args, tensors, notes, maker)
         module, source = self._whence(maker)
         self.ops.append(
             OpNote(
                 func, notes, outputs, plain_args, plain_kwargs, self.step, self.phase, module, source,
-                start, len(ledger.events),
+                start, len(ledger.events), maker is not None,
             )
         )  # fmt: skip
         return out

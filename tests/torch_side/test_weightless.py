@@ -327,4 +327,26 @@ def test_attributes_of_parameters_are_kept(fake_mode):
     with borrowed(net, fake_mode), fake_mode:
         assert net.weight.no_decay
         net(torch.zeros(1, 2)).sum().backward()
-    assert calls == [1]
+        assert calls == [1]
+    assert calls == []
+
+
+def test_an_optimizer_that_steps_in_the_backward_pass(fake_mode):
+    net = nn.Linear(2, 2)
+    optimizers = {p: torch.optim.SGD([p], 0.1, momentum=0.9) for p in net.parameters()}
+
+    def step(p: torch.Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    fake_mode.allow_non_fake_inputs = True
+    with borrowed(net, fake_mode), fake_mode:
+        net(torch.zeros(1, 2)).sum().backward()
+        assert net.weight.grad is None
+        assert set(optimizers) == {net.weight, net.bias}
+        assert net.weight in optimizers[net.weight].state
+    assert list(optimizers) == [net.weight, net.bias]
+    assert optimizers[net.weight].param_groups[0]["params"] == [net.weight]
+    assert not optimizers[net.weight].state
