@@ -43,6 +43,16 @@ def _softmax(kernel: Any) -> Callable[..., torch.Tensor]:
     return call
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor,
+    blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """``ctc_loss`` in aten/src/ATen/native/LossCTC.cpp reads the lengths of plain tensors on the host."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    loss: torch.Tensor = torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+    return loss
+
+
 @contextlib.contextmanager
 def cuda_operators(
     device: Device, on_device: Callable[[torch.Tensor], bool], notes: dict[str, None]
@@ -57,6 +67,7 @@ def cuda_operators(
             library.impl("dropout", _dropout, "AutogradCPU")
             library.impl("softmax.int", _softmax(torch.ops.aten._softmax), "AutogradCPU")
             library.impl("log_softmax.int", _softmax(torch.ops.aten._log_softmax), "AutogradCPU")
+            library.impl("ctc_loss.Tensor", _ctc_loss, "AutogradCPU")
             library.impl("scaled_dot_product_attention", attention(sm), "AutogradCPU")
             library.impl("_native_multi_head_attention", native_attention(sm), "AutogradCPU")
             library.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 
 from fxmem.cuda.foreach import foreach_functions
@@ -345,6 +345,8 @@ def _in_hooks(places: Places) -> list[tuple[Any, str, Any]]:
 
     def placed(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def call(x: Any) -> Any:
+            if places in _get_current_function_mode_stack():  # in the engine; twice would place results twice
+                return hook(x)
             with places:
                 return hook(x)
 

@@ -28,6 +28,9 @@ from fxmem.tape import Op, TensorMeta
 
 _NONE = 0
 
+_FEW = 450
+"""``is_large`` in ``ctc_loss_backward_gpu_template``."""
+
 
 def _loss(op: Op) -> TensorMeta | None:
     """The unreduced loss; dense, so its order of dimensions does not matter to a full reduction."""
@@ -151,6 +154,41 @@ def _nll2d_backward(op: Op, target: Target) -> list[Step] | None:
     return [Out(0), *takes, *drops]
 
 
+def _ctc(op: Op, target: Target) -> list[Step]:
+    """``ctc_loss_gpu_template`` in aten/src/ATen/native/cuda/LossCTC.cu: lengths and offsets go to the device first."""
+    return [*_ctc_tables(op.outputs[0].shape[0]), Out(1), Out(0)]
+
+
+def _ctc_backward(op: Op, target: Target) -> list[Step] | None:
+    """``ctc_loss_backward_gpu_template`` there: ``log_beta`` is as large as ``log_alpha``.
+
+    Of many steps or labels the blanks are summed by ``logsumexp`` of every second column.
+    """
+    log_probs, alpha = tensor(op, 1), tensor(op, 6)
+    if log_probs is None or alpha is None:
+        return None
+    length, batch, labels = log_probs.shape
+    steps: list[Step] = [*_ctc_tables(batch), Take("beta", nbytes(alpha))]
+    if 2 * length + 24 * batch // 10 + 2 * labels // 10 <= _FEW:
+        return [*steps, Out(0)]
+    item = itemsize(alpha.dtype)
+    row = batch * length * item
+    blanks = row * (alpha.shape[2] // 2 + 1)
+    sums: list[Step] = [
+        Take("sum", blanks), Take("most", row), Take("abs", row), Take("infinite", batch * length),
+        Drop("infinite"), Drop("abs"), Take("less", blanks), Take("logsumexp", row),
+        Drop("less"), Drop("most"), Drop("logsumexp"), Drop("sum"),
+    ]  # fmt: skip
+    if not argument(op, 8, "zero_infinity", default=False):
+        return [*steps, Out(0), *sums]
+    masked: list[Step] = [Take("mask", batch), Take("zero", item), Out(0)]
+    return [*steps, Take("grad", nbytes(log_probs)), *sums, *masked]
+
+
+def _ctc_tables(batch: int) -> list[Step]:
+    return [Take(name, 8 * batch) for name in ("target lengths", "input lengths", "offsets")]
+
+
 LOSSES: dict[str, Rule] = {
     "mse_loss.default": _structured,
     "smooth_l1_loss.default": _structured,
@@ -163,4 +201,6 @@ LOSSES: dict[str, Rule] = {
     "nll_loss_backward.default": _nll_backward,
     "nll_loss2d_forward.default": _nll2d,
     "nll_loss2d_backward.default": _nll2d_backward,
+    "_ctc_loss.default": _ctc,
+    "_ctc_loss_backward.default": _ctc_backward,
 }

@@ -33,6 +33,8 @@ and masks of long sequences, small enough to compute in microseconds."""
 _LINEAR = frozenset((aten.cat, aten.stack, aten.index_select, aten.gather, aten.where))
 """Operators whose result is no larger than their inputs together."""
 
+_KEEP_STRIDES = frozenset((aten.clone, aten._to_copy))
+
 _NO_RESULT = frozenset(
     getattr(aten, name).default for name in ("_amp_foreach_non_finite_check_and_unscale_",) if hasattr(aten, name)
 )
@@ -86,13 +88,13 @@ class Compute:
         if func in _NO_RESULT:
             return None
         if fake < len(tensors):
-            return self._mixed(call)
+            return self._laid_out(call, self._mixed(call))
         key = self.memo.key(func, call.notes, call.plain_args, call.plain_kwargs)
         if key is not None:
             known, out = self.memo.known(key, tensors)
             if known:
                 return out
-        out = self._faked(func, call.types, call.args, call.kwargs)
+        out = self._laid_out(call, self._faked(func, call.types, call.args, call.kwargs))
         if key is not None and tensors and out is not NotImplemented:
             self.memo.learn(key, func, tensors, out)
         return out
@@ -116,6 +118,21 @@ class Compute:
             return self.fake_mode.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._assume(func, args)
+
+    def _laid_out(self, call: Call, out: Any) -> Any:
+        """A pointwise result as TensorIterator lays it out: contiguous where all operands may be called so.
+
+        ``compute_fast_setup_type`` in aten/src/ATen/TensorIterator.cpp ignores strides of dimensions of size one; fake
+        tensors keep them, and a 1 x 1 image is then taken for a channels-last one.
+        """
+        if not isinstance(out, torch.Tensor) or out.dim() < 4 or not _iterates(call.func):
+            return out
+        if out.is_contiguous() and out.stride() != _dense_strides(out.shape):
+            operands = [a for a, arg in zip(call.args, call.func._schema.arguments, strict=False) if _is_tensor(arg)]
+            if all(isinstance(t, torch.Tensor) and t.shape == out.shape and t.is_contiguous() for t in operands):
+                with self.fake_mode:
+                    return torch.empty(out.shape, dtype=out.dtype)
+        return out
 
     def _stand_in(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):
@@ -189,6 +206,28 @@ def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -
     if _product(counts) <= REAL_LIMIT:
         return True
     return (len(counts) == 1 or func.overloadpacket in _LINEAR) and max(counts) * len(counts) <= REAL_LIMIT
+
+
+@functools.cache
+def _iterates(func: Any) -> bool:
+    """Whether the operator is pointwise in TensorIterator, with no number for an operand (that is then a tensor)."""
+    schema = func._schema
+    numbers = schema.overload_name.startswith("Scalar")
+    return torch.Tag.pointwise in func.tags and not (
+        schema.is_mutable or numbers or func.overloadpacket in _KEEP_STRIDES
+    )
+
+
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) == "Tensor"
+
+
+def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 @functools.cache

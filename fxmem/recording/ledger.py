@@ -149,6 +149,13 @@ class Ledger:
             other.key = stand_in._cdata
             self._lives[other.key] = other
 
+    def end(self, tensor: torch.Tensor) -> None:
+        """Let the tensor's storage die now; what holds it on does not on a GPU."""
+        life = self._lives.get(tensor.untyped_storage()._cdata)
+        if life is not None and life.sid != HOST:
+            del self._lives[life.key]
+            self.events.append(~life.sid)
+
     def _born(self, note: StorageNote) -> int:
         sid = len(self.storages)
         self.storages.append(note)

@@ -34,10 +34,12 @@ _WRITES_INTO_FRESH = frozenset(
 
 _FORMULAS = {
     "BinaryCrossEntropyWithLogitsBackward0": frozenset((aten.sub.Tensor, aten.mul.Tensor)),
+    "BinaryCrossEntropyBackward0": frozenset((aten.mul.Tensor,)),
     "MaxBackward1": frozenset((aten.logical_and.default, aten.logical_or.default)),
     "MinBackward1": frozenset((aten.logical_and.default, aten.logical_or.default)),
 }
-"""Likewise for some formulas alone: ``binary_cross_entropy_with_logits_backward``, ``evenly_distribute_backward``."""
+"""Likewise for some formulas alone: ``binary_cross_entropy_with_logits_backward``, ``evenly_distribute_backward``,
+``binary_cross_entropy_target_backward``."""
 
 _FRESH_OR_FORMULA = _WRITES_INTO_FRESH.union(*_FORMULAS.values())
 
@@ -71,12 +73,12 @@ def donor(
         wanted = len(tensors) == 2 and (not torch.is_grad_enabled() if engine else producer in _PRODUCTS)
     else:
         fresh = storages[notes[0].storage].maker == maker
-        wanted = engine and fresh and (func in _WRITES_INTO_FRESH or _in_formula(func))
+        wanted = engine and fresh and _in_formula(func, producer)
     if not wanted:
         return None
     first = tensors[0]
     storage = first.untyped_storage()
-    if torch._C._storage_Use_Count(storage._cdata) > _OWNED_STORAGE:
+    if not owned(storage):
         return None
     held = first._use_count()  # type: ignore[attr-defined]
     if func is aten.index_put.default:
@@ -87,6 +89,11 @@ def donor(
     return storage if _dense(first) else None
 
 
+def owned(storage: torch.UntypedStorage) -> bool:
+    """Whether one tensor alone has the storage, apart from the caller's ``storage``."""
+    return torch._C._storage_Use_Count(storage._cdata) <= _OWNED_STORAGE
+
+
 def _called_by_engine() -> bool:
     """Whether C++ makes the call: no Python of a custom backward, of a hook or of a checkpoint stands between."""
     frame: FrameType | None = sys._getframe(1)
@@ -95,9 +102,12 @@ def _called_by_engine() -> bool:
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
-def _in_formula(func: Any) -> bool:
-    node = torch._C._current_autograd_node()
-    return func in _FORMULAS.get(node.name(), ())
+def _in_formula(func: Any, producer: Any) -> bool:
+    """Whether the running node's formula writes; two are exceptions: ``xlogy`` and the gradient of a loss's target."""
+    name = torch._C._current_autograd_node().name()
+    if func in _WRITES_INTO_FRESH:
+        return not name.startswith(("Xlogy", "SpecialXlog1"))  # derivatives.yaml has a plain ``masked_fill``
+    return func in _FORMULAS.get(name, ()) and producer is not aten.neg.default  # ``-self * grad``
 
 
 def producer_of(note: TensorNote) -> int:

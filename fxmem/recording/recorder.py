@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.recording.compute import Call, Compute
 from fxmem.recording.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
-from fxmem.recording.plain import donor, producer_of
+from fxmem.recording.plain import donor, owned, producer_of
 from fxmem.recording.rewritten import RewrittenViews
 from fxmem.recording.sourceline import SourceLines
 from fxmem.release import RELEASE, Release
@@ -172,9 +172,13 @@ class Recorder(TorchDispatchMode):
         maker = None if node is None else node._sequence_nr()
         if maker is None:
             self.rewritten.note(func, tensors)
-        else:
-            out = self.rewritten.of_plain(maker, out, tensors, self._compute.fake_mode)
+        copies = self.rewritten.copies(maker, out, tensors)
+        if copies:
+            with self._compute.fake_mode:
+                out = torch.empty(out.shape, dtype=out.dtype)
         outputs = self._results(func, out, args, tensors, notes, maker)
+        if copies and owned(tensors[0].untyped_storage()):
+            ledger.end(tensors[0])  # autograd takes the copy for a view, and keeps the gradient as its base
         module, source = self._whence(maker)
         self.ops.append(
             OpNote(

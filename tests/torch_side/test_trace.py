@@ -376,6 +376,55 @@ def test_additions_of_a_recomputed_forward_take_memory(reentrant):
     assert again == [1, 1]
 
 
+def test_noise_drawn_in_a_recomputation_is_on_the_device():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def body(self, x):
+            return self.inner(x) * torch.rand(len(x), 1, device=x.device)
+
+        def forward(self, x):
+            return checkpoint(self.body, self.inner(x), use_reentrant=False)  # compares devices with the first pass
+
+    tape = traced(Noisy(), **TRAINING, steps=1)
+    drawn = named(tape, "rand")
+    assert [(op.phase, op.stop - op.start) for op in drawn] == [(Phase.FORWARD, 1), (Phase.BACKWARD, 1)]
+
+
+def test_a_view_that_was_written_to_takes_its_gradient_as_a_copy():
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.first(x).view(-1, 4)
+            y.relu_()
+            return self.second(y)
+
+    tape = traced(Written(), **TRAINING, steps=1)
+    views = [op for op in named(tape, "view") if op.phase is Phase.BACKWARD and op.outputs[0].shape == (4, 8)]
+    assert [op.stop - op.start for op in views] == [2]  # AsStridedBackward0: the copy is born, the gradient dies
+
+
+def test_one_by_one_images_are_contiguous_as_tensor_iterator_has_them():
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 16, 1)
+
+        def forward(self, x):
+            return torch.sigmoid(self.conv(x)), self.conv(x) * 2
+
+    tape = traced(Gate(), (8, 1, 1), channels_last=True, steps=1)
+    (gate,), (scaled,) = named(tape, "sigmoid"), named(tape, "mul")
+    assert gate.inputs[0].stride == (16, 1, 16, 16)
+    assert gate.outputs[0].stride == (16, 1, 1, 1)
+    assert scaled.outputs[0].stride == (16, 1, 16, 16)  # a number is an operand of another shape: strides stay
+
+
 def test_a_large_view_keeps_a_small_known_tensor_alive():
     class Biased(nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Shape functions of losses whose reduced result keeps the memory of the unreduced one on CUDA.
+"""Shape functions of losses: of some, the reduced result keeps the memory of the unreduced one on CUDA.
 
 ``resize_`` to a scalar does not give memory back, so such a loss holds as much as its input as
 long as it lives. The fake kernels return a scalar of its own.
@@ -6,7 +6,7 @@ long as it lives. The fake kernels return a scalar of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,22 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:  # 
     return torch.empty_like(x)
 
 
-LOSS_SHAPES: dict[Any, Callable[..., torch.Tensor]] = {
+def _ctc(
+    log_probs: torch.Tensor, targets: torch.Tensor, _inputs: Sequence[int], lengths: Sequence[int], *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``ctc_loss_gpu_template`` in aten/src/ATen/native/cuda/LossCTC.cu: as wide as the target's rows, or the longest."""
+    steps, batch = log_probs.shape[:2]
+    longest = targets.shape[1] if targets.dim() == 2 else max(lengths, default=0)
+    options = {"dtype": log_probs.dtype}
+    return torch.empty(batch, **options), torch.empty(batch, steps, 2 * longest + 1, **options)
+
+
+def _ctc_backward(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ARG001
+    """``ctc_loss_backward_gpu_template`` there."""
+    return torch.empty_like(log_probs)
+
+
+LOSS_SHAPES: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: _binary,
     aten.smooth_l1_loss.default: _binary,
     aten.mse_loss_backward.default: _backward,
@@ -50,4 +65,6 @@ LOSS_SHAPES: dict[Any, Callable[..., torch.Tensor]] = {
     aten.huber_loss_backward.default: _backward,
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.soft_margin_loss.default: _soft_margin,
+    aten._ctc_loss.default: _ctc,
+    aten._ctc_loss_backward.default: _ctc_backward,
 }
