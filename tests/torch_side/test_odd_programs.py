@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.nn import functional
 
 from fxmem import api
 from fxmem.tape import Phase, Role, Tape
@@ -54,3 +55,53 @@ def test_tensors_saved_on_the_host_leave_the_device_until_the_backward_pass(pin_
     back = cosine.inputs[0].storage
     assert back not in (-1, product.outputs[0].storage)
     assert tape.ops[tape.storages[back].op].phase is Phase.BACKWARD
+
+
+def born(tape: Tape, op) -> list[int]:
+    return [tape.storages[e].nbytes for e in tape.events[op.start : op.stop] if e >= 0]
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_loss_keeps_a_table_of_paths_and_takes_another_in_the_backward_pass(zero_infinity):
+    class Speech(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 10)
+
+        def forward(self, x):
+            scores = self.inner(x).transpose(0, 1).log_softmax(-1)
+            targets = torch.ones(8, dtype=torch.long, device=x.device)
+            lengths = torch.full((4,), 300), torch.tensor([1, 2, 3, 2])
+            return functional.ctc_loss(scores, targets, *lengths, zero_infinity=zero_infinity)
+
+    tape = traced(Speech(), (300, 8), **TRAINING, loss=lambda y: y)
+    (forward,) = (op for op in tape.ops if op.name == "_ctc_loss.default")
+    (backward,) = (op for op in tape.ops if op.name == "_ctc_loss_backward.default")
+    table, grad, row = 4 * 300 * (2 * 3 + 1) * 4, 300 * 4 * 10 * 4, 4 * 300 * 4
+    assert born(tape, forward) == [32, 32, 32, table, 16]
+    sums = [row * 4, row, row, row // 4, row * 4, row]
+    last = [4, 4, grad] if zero_infinity else []
+    assert born(tape, backward) == [32, 32, 32, table, grad, *sums, *last]
+
+
+@pytest.mark.parametrize(
+    ("loss", "large"),
+    [
+        (lambda a, b: functional.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"), "masked_fill.Scalar"),
+        (functional.binary_cross_entropy_with_logits, "neg.default mul.Tensor"),
+    ],
+)
+def test_a_gradient_of_a_losss_target_is_not_written_in_place(loss, large):
+    class Teaching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return loss(self.a(x), self.b(x))
+
+    tape = traced(Teaching(), **TRAINING, loss=lambda y: y)
+    ops = [op for op in tape.ops if op.phase is Phase.BACKWARD]
+    names = large.split()
+    at = next(i for i in range(len(ops)) if [op.name for op in ops[i : i + len(names)]] == names)
+    assert [born(tape, op) for op in ops[at : at + len(names)]] == [[4 * 8 * 4]] * len(names)

@@ -45,11 +45,11 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:  # 
 def _ctc(
     log_probs: torch.Tensor, targets: torch.Tensor, _inputs: Sequence[int], lengths: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``ctc_loss_gpu_template`` in aten/src/ATen/native/cuda/LossCTC.cu: as wide as the target's rows, or the longest."""
+    """``ctc_loss_gpu_template`` in native/cuda/LossCTC.cu: as wide as the targets' rows, or the longest one."""
     steps, batch = log_probs.shape[:2]
     longest = targets.shape[1] if targets.dim() == 2 else max(lengths, default=0)
-    options = {"dtype": log_probs.dtype}
-    return torch.empty(batch, **options), torch.empty(batch, steps, 2 * longest + 1, **options)
+    dtype = log_probs.dtype
+    return torch.empty(batch, dtype=dtype), torch.empty(batch, steps, 2 * longest + 1, dtype=dtype)
 
 
 def _ctc_backward(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ARG001
