@@ -64,15 +64,18 @@ class Compute:
         ledger: Knows which storage a stand-in speaks for.
         whence: The user's line, for messages.
         notes: What had to be assumed is added here as a key.
+        unmodelled: Likewise what is missing from the figures for it.
     """
 
     def __init__(
-        self, fake_mode: FakeTensorMode, ledger: Ledger, whence: Callable[[], str], notes: dict[str, None]
-    ) -> None:
+        self, fake_mode: FakeTensorMode, ledger: Ledger, whence: Callable[[], str], notes: dict[str, None],
+        unmodelled: dict[str, None],
+    ) -> None:  # fmt: skip
         self.fake_mode = fake_mode
         self.ledger = ledger
         self.whence = whence
         self.notes = notes
+        self.unmodelled = unmodelled
         self.memo = memo_of(fake_mode)
 
     def __call__(self, call: Call) -> Any:
@@ -101,7 +104,8 @@ class Compute:
 
     def _mixed(self, call: Call) -> Any:
         """Compute on stand-ins; an in-place call returns the caller's own tensor."""
-        args = tuple([self._stand_in(a) for a in call.args])
+        given = _by_known_masks(call.args) if call.func is aten.index.Tensor else call.args
+        args = tuple([self._stand_in(a) for a in given])
         kwargs = {k: self._stand_in(v) for k, v in call.kwargs.items()}
         out = self._faked(call.func, call.types, args, kwargs)
         first = call.tensors[0]
@@ -161,7 +165,7 @@ class Compute:
             return False
         empty = self._selected_nothing(name, args)
         if empty is not None:
-            self.notes[f"{where}: {name}() depends on values; taken as empty, what is selected is not counted"] = None
+            self.unmodelled[f"{where}: what {name}() selects depends on values; taken as nothing"] = None
             return empty
         raise DataDependentError(
             f"aten.{name}: the shape of its result depends on the values of its input",
@@ -190,6 +194,16 @@ class Compute:
                     indices += [none] * index.dim() if by_mask else [index]
                 return aten.index.Tensor(x, indices)
         return None
+
+
+def _by_known_masks(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an indexing with masks of known values as numbers: how many are selected is known then."""
+    indices: list[Any] = []
+    for index in args[1]:
+        known = isinstance(index, torch.Tensor) and not isinstance(index, FakeTensor)
+        by_mask = known and index.dtype in (torch.bool, torch.uint8)
+        indices += index.nonzero().unbind(1) if by_mask else [index]
+    return args[0], indices
 
 
 def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:

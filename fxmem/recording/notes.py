@@ -32,7 +32,7 @@ def to_tape(recorder: Recorder, *, batch: int, training: bool, modules: tuple[Mo
     return Tape(
         batch=batch, steps=len(recorder.step_starts), storages=storages, ops=ops, events=events,
         step_starts=tuple(recorder.step_starts), modules=modules, training=training,
-        torch_version=torch.__version__, notes=tuple(recorder.notes),
+        torch_version=torch.__version__, notes=tuple(recorder.notes), unmodelled=tuple(recorder.unmodelled),
     )  # fmt: skip
 
 

@@ -50,6 +50,9 @@ _SILENT = ("profiler::",)
 """Namespaces whose calls compute nothing."""
 
 
+_CPU = torch.device("cpu")
+
+
 class OpNote(NamedTuple):
     """One recorded operator call."""
 
@@ -90,12 +93,13 @@ class Recorder(TorchDispatchMode):
         self.place: bool | None = None
         """Where the results of the running call go, if its device argument says so."""
         self.notes: dict[str, None] = {}
+        self.unmodelled: dict[str, None] = {}
         self._origin: dict[int, tuple[str, str]] = {}
         self._lines = SourceLines()
         self._busy = 0
         self._sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
         self.rewritten = RewrittenViews()
-        self._compute = Compute(fake_mode, self.ledger, self._lines.current, self.notes)
+        self._compute = Compute(fake_mode, self.ledger, self._lines.current, self.notes, self.unmodelled)
 
     @property
     def events(self) -> list[int]:
@@ -154,6 +158,8 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         kwargs = kwargs or {}
+        if (asked := kwargs.get("device")) is not None and asked.type == "cuda":
+            return self._asked_inside(func, types, args, kwargs)
         tensors: list[torch.Tensor] = []
         plain_args = tuple([_plain(a, tensors) for a in args])
         plain_kwargs = tuple([(k, _plain(v, tensors)) for k, v in kwargs.items()]) if kwargs else ()
@@ -170,15 +176,13 @@ class Recorder(TorchDispatchMode):
             return out
         node: Any = torch._C._current_autograd_node()  # the engine also runs in a forward pass: torch.autograd.grad
         maker = None if node is None else node._sequence_nr()
-        if maker is None:
-            self.rewritten.note(func, tensors)
-        copies = self.rewritten.copies(maker, out, tensors)
-        if copies:
-            with self._compute.fake_mode:
-                out = torch.empty(out.shape, dtype=out.dtype)
+        self.rewritten.note(func, tensors)
+        gradient = tensors[0] if self.rewritten.copies(maker, out, tensors) else None
+        if gradient is not None:
+            out = self._fresh(out)
         outputs = self._results(func, out, args, tensors, notes, maker)
-        if copies and owned(tensors[0].untyped_storage()):
-            ledger.end(tensors[0])  # autograd takes the copy for a view, and keeps the gradient as its base
+        if gradient is not None and owned(gradient.untyped_storage()):
+            ledger.end(gradient)  # autograd takes the copy for a view, and keeps the gradient as its base
         module, source = self._whence(maker)
         self.ops.append(
             OpNote(
@@ -187,6 +191,20 @@ class Recorder(TorchDispatchMode):
             )
         )  # fmt: skip
         return out
+
+    def _fresh(self, like: torch.Tensor) -> torch.Tensor:
+        with self._compute.fake_mode:
+            return torch.empty(like.shape, dtype=like.dtype)
+
+    def _asked_inside(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:  # fmt: skip
+        """Torch's own Python asks for the device, as ``embedding_bag`` does, where the function mode is off."""
+        before, self.place = self.place, True
+        try:
+            return self.__torch_dispatch__(func, types, args, {**kwargs, "device": _CPU})
+        finally:
+            self.place = before
 
     def _results(
         self, func: Any, out: Any, args: tuple[Any, ...], tensors: list[torch.Tensor], notes: tuple[TensorNote, ...],

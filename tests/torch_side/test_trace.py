@@ -393,6 +393,44 @@ def test_noise_drawn_in_a_recomputation_is_on_the_device():
     assert [(op.phase, op.stop - op.start) for op in drawn] == [(Phase.FORWARD, 1), (Phase.BACKWARD, 1)]
 
 
+class Selects(nn.Module):
+    def __init__(self, known):
+        super().__init__()
+        self.known, self.inner = known, nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.inner(x)
+        mask = torch.arange(len(x), device=x.device) % 2 == 0 if self.known else y[:, 0] > 0
+        return y[mask]
+
+
+def test_what_a_mask_of_known_values_selects_is_counted():
+    tape = traced(Selects(known=True), batch=6, steps=1)
+    assert [op.outputs[0].shape for op in named(tape, "index")] == [(3, 8)]
+    assert tape.unmodelled == ()
+
+
+def test_what_an_unknown_mask_selects_is_named():
+    tape = traced(Selects(known=False), batch=6, steps=1)
+    assert [op.outputs[0].shape for op in named(tape, "index")] == [(0, 8)]
+    (missing,) = tape.unmodelled
+    assert "what index() selects depends on values" in missing
+
+
+def test_torch_code_that_asks_for_the_device_itself():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(100, 8, mode="sum")
+
+        def forward(self, x):
+            return self.bag(x.long())
+
+    tape = traced(Bag(), (5,), **TRAINING, steps=1)
+    (offsets,) = named(tape, "arange")  # torch.nn.functional.embedding_bag makes them on the input's device
+    assert tape.events[offsets.start : offsets.stop]
+
+
 def test_a_view_that_was_written_to_takes_its_gradient_as_a_copy():
     class Written(nn.Module):
         def __init__(self):
