@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from fxmem import device as devices
 from fxmem.allocator import Plan, replay
@@ -116,7 +117,7 @@ def estimate(
     workload = _workload(workload, options)
     gpu = _device(device)
     config = AllocatorConfig.parse(alloc_conf or "")
-    maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
+    maker, workload = _maker(inputs, workload)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
     found = _law(run, traced.recorded, _others(workload.batch)) if law and (maker is inputs) else None
@@ -207,7 +208,7 @@ def trace(
     """
     workload = _workload(workload, options)
     gpu = _device(device)
-    maker = inputs if callable(inputs) or inputs is None else (lambda _: inputs)
+    maker, workload = _maker(inputs, workload)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
     return replace(traced, tape=expand(traced.tape, run.target))
@@ -219,6 +220,22 @@ def _workload(workload: Workload | None, options: dict[str, Any]) -> Workload:
     if unknown:
         raise UsageError(f"unknown option {unknown[0]}", hint="options are " + ", ".join(sorted(known)))
     return replace(workload or Workload(), **options)
+
+
+def _maker(inputs: Any, workload: Workload) -> tuple[Callable[[int], Any] | None, Workload]:
+    """What makes the inputs; ready ones have a batch of their own, which the workload must not contradict."""
+    if inputs is None or callable(inputs):
+        return inputs, workload
+    sizes = {len(t) for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()}
+    if len(sizes) == 1 and workload.batch == 1:
+        workload = replace(workload, batch=sizes.pop())
+    elif sizes and workload.batch not in sizes:
+        raise UsageError(
+            f"batch is {workload.batch}, the inputs are for {', '.join(map(str, sorted(sizes)))}",
+            where="inputs",
+            hint="give a function of the batch, as lambda batch: torch.zeros(batch, 8), or leave batch out",
+        )
+    return (lambda _: inputs), workload
 
 
 def _target(device: Device) -> Target:

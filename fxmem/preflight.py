@@ -97,7 +97,7 @@ def _does_not_fit(found: Estimate, gpu: Device, have: int) -> DoesNotFitError:
     best = None if found.max_batch is None else found.max_batch.batch
     changes = [f"take a batch of at most {best}"] if best else []
     if found.mode == "training":
-        changes.append("see `fxmem advise` (checkpointing, mixed precision, accumulation)")
+        changes.append("save activations (checkpoint=True, amp='bfloat16', accumulate=2 with half the batch)")
     changes.append("take a device with more memory")
     return DoesNotFitError(
         f"batch {found.batch} needs {format_size(need)}, {gpu.name} has {format_size(have)}:"

@@ -104,6 +104,8 @@ class Compute:
 
     def _mixed(self, call: Call) -> Any:
         """Compute on stand-ins; an in-place call returns the caller's own tensor."""
+        if call.func is aten.embedding.default:
+            self._check_rows(*call.args[:2])
         given = _by_known_masks(call.args) if call.func is aten.index.Tensor else call.args
         args = tuple([self._stand_in(a) for a in given])
         kwargs = {k: self._stand_in(v) for k, v in call.kwargs.items()}
@@ -112,6 +114,15 @@ class Compute:
         if not isinstance(first, FakeTensor) and call.func._schema.is_mutable and out is args[0]:
             return first
         return out
+
+    def _check_rows(self, weight: torch.Tensor, indices: torch.Tensor) -> None:
+        """Positions beyond a table's end: a GPU's kernel asserts, a fake one does not look."""
+        if isinstance(indices, FakeTensor) or not indices.numel():
+            return
+        highest, rows = int(indices.max()), weight.shape[0]
+        if highest >= rows:
+            where = self.whence() or "the model"
+            self.notes[f"{where}: index {highest} in an embedding of {rows} rows: a GPU stops here"] = None
 
     def _faked(self, func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         shape = CUDA_SHAPES.get(func)

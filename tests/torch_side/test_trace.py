@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fxmem import api
-from fxmem.errors import DataDependentError, TraceError
+from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.recording.memo import forget
 from fxmem.tape import Phase, Ref, Role, Tape, TensorMeta
 from fxmem.workload import Mode, Workload
@@ -429,6 +429,27 @@ def test_torch_code_that_asks_for_the_device_itself():
     tape = traced(Bag(), (5,), **TRAINING, steps=1)
     (offsets,) = named(tape, "arange")  # torch.nn.functional.embedding_bag makes them on the input's device
     assert tape.events[offsets.start : offsets.stop]
+
+
+def test_an_index_beyond_an_embedding_is_noted():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(16, 8)
+
+        def forward(self, x):
+            return self.table(torch.arange(x.shape[1], device=x.device))
+
+    assert traced(Positions(), (16,), steps=1).notes == ()
+    (note,) = traced(Positions(), (17,), steps=1).notes
+    assert "index 16 in an embedding of 16 rows: a GPU stops here" in note
+
+
+def test_ready_inputs_bring_their_batch():
+    net, inputs = nn.Linear(8, 8), torch.zeros(6, 8)
+    assert api.estimate(net, inputs).batch == api.estimate(net, inputs, batch=6).batch == 6
+    with pytest.raises(UsageError, match="batch is 4, the inputs are for 6"):
+        api.estimate(net, inputs, batch=4)
 
 
 def test_a_view_that_was_written_to_takes_its_gradient_as_a_copy():
