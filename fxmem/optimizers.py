@@ -75,8 +75,9 @@ def make_optimizer(name: str, params: list[torch.nn.Parameter], *, foreach: bool
 
 
 def _own(name: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The user's optimizer. Modules beside ``model.py`` are found, since the run is in its scope."""
+    """The user's optimizer. Modules beside ``model.py`` are found by name, since the run is in its scope."""
     module, _, attribute = name.partition(":")
+    module = module.removesuffix(".py")  # as a target is written
     hint = "name a class or function as package.module:NAME that is called with the parameters alone"
     try:
         made = getattr(importlib.import_module(module), attribute)(params)

@@ -78,6 +78,20 @@ def parse_vary(text: str) -> Vary:
     return Vary(match[1], int(match[2]), int(match[3]))
 
 
+def _memory(option: str) -> Callable[[str], int]:
+    """Reads the size that an option takes. A small number without a unit lacks one: nobody means 450 bytes."""
+
+    def parse(text: str) -> int:
+        nbytes, number = parse_size(text), text.strip()
+        if 0 < nbytes < 2**20 and not number[-1].isalpha():
+            raise UsageError(
+                f"{text!r} is {nbytes} bytes", where=option, hint=f"write the unit: {number}MiB or {number}GiB"
+            )
+        return nbytes
+
+    return parse
+
+
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
 
 _WORKLOAD = (
@@ -120,10 +134,10 @@ _DEVICE = (
     click.option("--device", metavar="NAME|SIZE",
                  help="The GPU, or its memory: t4, rtx-4090, 24GiB.  [default: h200's rules without a limit]"),
     click.option("--arch", metavar="sm_XX", help="Architecture, where it is not the device's."),
-    click.option("--context", type=parse_size, metavar="SIZE", help="Size of the CUDA context."),
+    click.option("--context", type=_memory("--context"), metavar="SIZE", help="Size of the CUDA context."),
     click.option("--safety", type=click.FloatRange(0.0, 1.0, min_open=True), metavar="F",
                  help="Share of the memory that the largest batch may use.  [default: 0.9]"),
-    click.option("--reserve", type=parse_size, metavar="SIZE", help="Memory of the device that others use."),
+    click.option("--reserve", type=_memory("--reserve"), metavar="SIZE", help="Memory of the device that others use."),
 )  # fmt: skip
 
 _OUTPUT = (

@@ -177,7 +177,8 @@ def test_refusals_say_what_next(name, message, hint):
     assert hint is None or hint in str(caught.value.hint)
 
 
-def test_an_optimizer_of_ones_own_lies_beside_the_model(tmp_path):
+@pytest.mark.parametrize("name", ["momentum_only:Signed", "momentum_only.py:Signed"])
+def test_an_optimizer_of_ones_own_lies_beside_the_model(tmp_path, name):
     (tmp_path / "model.py").write_text("from torch import nn\ndef model():\n    return nn.Linear(300, 300)\n")
     (tmp_path / "momentum_only.py").write_text(
         "import torch\n"
@@ -191,7 +192,7 @@ def test_an_optimizer_of_ones_own_lies_beside_the_model(tmp_path):
         "            p.sub_(m.add_(p.grad).sign())\n"
     )
     found = fxmem.estimate(
-        str(tmp_path / "model.py"), mode="training", optimizer="momentum_only:Signed", law=False,
+        str(tmp_path / "model.py"), mode="training", optimizer=name, law=False,
         inputs=lambda batch: torch.zeros(batch, 300),
     )  # fmt: skip
     assert found.breakdown.optimizer_state == found.breakdown.parameters > 300 * 300 * 4

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from fxmem.cli import main
 from fxmem.errors import UsageError
 from fxmem.options import parse_assignment, parse_input
 from fxmem.workload import InputSpec
@@ -50,3 +52,18 @@ def test_assignments(text, pair):
 def test_no_assignment(text):
     with pytest.raises(UsageError, match="is not KEY=VALUE"):
         parse_assignment(text)
+
+
+@pytest.mark.parametrize("option", ["--context", "--reserve"])
+@pytest.mark.parametrize("size", ["450", "2", "1e3", " 0.5e3 "])
+def test_a_size_lacks_its_unit(option, size):
+    result = CliRunner().invoke(main, ["estimate", "model.py", option, size])
+    assert result.exit_code == 2
+    assert f"{option}: {size!r} is " in result.output
+    assert f"next: write the unit: {size.strip()}MiB or {size.strip()}GiB" in result.output
+
+
+@pytest.mark.parametrize("size", ["0", "450000000", "1e9", "12KiB", "450MiB", "5B"])
+def test_a_size_may_be_bytes(size):
+    result = CliRunner().invoke(main, ["estimate", "no such.py", "--context", size, "--reserve", size])
+    assert "no such file" in result.output
