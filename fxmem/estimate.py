@@ -151,9 +151,9 @@ class ModelSize:
     """Elements, each tensor once."""
     parameter_bytes: int
     flops: int
-    """Of the forward phase of one step (step 1), at the estimate's batch."""
+    """Of one forward pass of one micro-batch (in step 1; of all tokens in generation), at the estimate's batch."""
     step_flops: int
-    """Of all phases of that step."""
+    """Of all phases of that step, with all its micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ def assemble(question: Question, tape: Tape, plan: Plan, law: BatchLaw | None = 
         scaling=scaling,
         peak_at=None if plan.peak_event is None else place(tape, plan.peak_event),
         fits=_fits(peaks, plan, device),
-        model=_model(tape),
+        model=_model(tape, workload.accumulate if workload.training else 1),
         modules=module_table(tape, sizes=plan.block_bytes, event=moment),
         coverage=_coverage(tape, plan, device, law_notes),
         seconds=seconds,
@@ -360,14 +360,14 @@ def _fits(peaks: PeakBytes, plan: Plan, device: Device) -> bool | None:
     return plan.oom is None and needed <= device.capacity_bytes
 
 
-def _model(tape: Tape) -> ModelSize:
+def _model(tape: Tape, micro_batches: int) -> ModelSize:
     root = next((info for info in tape.modules if info.path == ""), None)
     own = [storage for storage in tape.storages if storage.role is Role.PARAMETER]
     first = [op for op in tape.ops if op.step == 1]
     return ModelSize(
         parameters=root.parameters if root else sum(math.prod(storage.shape) for storage in own),
         parameter_bytes=root.parameter_bytes if root else sum(storage.nbytes for storage in own),
-        flops=sum(op.flops for op in first if op.phase is Phase.FORWARD),
+        flops=sum(op.flops for op in first if op.phase is Phase.FORWARD) // micro_batches,
         step_flops=sum(op.flops for op in first),
     )
 

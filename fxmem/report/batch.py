@@ -60,7 +60,7 @@ def answer_rows(device: Mapping[str, Any]) -> tuple[Row, ...]:
         missing, request = format_size(following["missing_bytes"]), format_size(following["requested_bytes"])
         held = format_size(following["allocated_bytes"])
         rows.append(
-            (f"{axis} {following['batch']}", f"-{missing}", f"for a request of {request} with {held} allocated")
+            (f"{axis} {following['batch']}", f"lacks {missing}", f"for a request of {request} with {held} allocated")
         )
     return tuple(rows)
 

@@ -23,6 +23,13 @@ def module_rows(report: Mapping[str, Any], depth: int) -> tuple[tuple[str, ...],
     return tuple(_row(module) for module in modules if _level(module["path"]) <= depth)
 
 
+def flop_line(report: Mapping[str, Any]) -> str:
+    """What the last column counts."""
+    if report["mode"] != "training":
+        return "FLOP: of one step"
+    return "FLOP: of one step, the forward and backward passes of all its micro-batches"
+
+
 def _row(module: Mapping[str, Any]) -> tuple[str, ...]:
     path = module["path"] or "(model)"
     return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fxmem.report.modules import HEADER, module_rows
+from fxmem.report.modules import HEADER, flop_line, module_rows
 from fxmem.report.scaling import law_lines, law_rows
 from fxmem.units import format_count, format_size
 
@@ -50,9 +50,9 @@ def sections(report: Mapping[str, Any], depth: int | None = None) -> tuple[Secti
         shown = f"The {len(tensors)} largest tensors then" if len(tensors) > 1 else "The largest tensor then"
         parts.append(Section(shown, tensors, ("size", "role", "shape", "dtype", "name or module", "operator"), (0,)))
     if depth is not None:
-        missing = () if report.get("modules") else ("unknown: the trace lists no modules",)
         rows = module_rows(report, depth)
-        parts.append(Section(f"Modules to depth {depth}", rows, HEADER if rows else (), (2, 3, 4, 5, 6), missing))
+        lines = (flop_line(report),) if rows else ("unknown: the trace lists no modules",)
+        parts.append(Section(f"Modules to depth {depth}", rows, HEADER if rows else (), (2, 3, 4, 5, 6), lines))
     return (*parts, *coverage_sections(report))
 
 
@@ -64,7 +64,7 @@ def headline(report: Mapping[str, Any]) -> tuple[str, ...]:
     if report["mode"] == "training" and report.get("optimizer"):
         what.append(report["optimizer"])
     run = f"{_shorten(report['target'], _TARGET_TEXT)}: {', '.join(what)}"
-    lines = (run, f"{_device(report['device'])}, torch {report['torch']}", _model(report.get("model") or {}))
+    lines = (run, f"{_device(report['device'])}, torch {report['torch']}", _model(report))
     return tuple(line for line in lines if line)
 
 
@@ -207,15 +207,16 @@ def _device(device: Mapping[str, Any]) -> str:
     return f"on {device['name']} ({device['arch']}, {limit})"
 
 
-def _model(model: Mapping[str, Any]) -> str:
-    texts = []
+def _model(report: Mapping[str, Any]) -> str:
+    model, texts = report.get("model") or {}, []
     if model.get("parameters") is not None:
         nbytes = model.get("parameter_bytes")
         texts.append(
             f"{format_count(model['parameters'])} parameters" + ("" if nbytes is None else f" ({size(nbytes)})")
         )
     if model.get("flops"):
-        texts.append(f"{_flops(model['flops'])} in a forward pass")
+        call = "call of generate()" if report["mode"] == "generation" else "forward pass"
+        texts.append(f"{_flops(model['flops'])} in a {call}")
     return ", ".join(texts)
 
 

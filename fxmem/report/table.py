@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 from tabulate import tabulate
 
-from fxmem.report.sections import Section, headline, sections
+from fxmem.report.sections import Row, Section, headline, sections
 
 _WIDTH = 100
+_NARROWEST = 30
+"""No sentence is broken into lines shorter than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,13 @@ class TableReporter:
 
     def write(self, head: Sequence[str], parts: Sequence[Section]) -> str:
         """Lay out a report of any kind."""
-        return "\n\n".join(["\n".join(head), *map(_section, parts)])
+        lines = [line for text in head for line in _broken(text, _WIDTH, "  ")]
+        return "\n\n".join(["\n".join(lines), *map(_section, parts)])
 
 
 def _section(section: Section) -> str:
-    return "\n".join([section.title, *_table(section), *(line for text in section.lines for line in _wrap(text))])
+    lines = [f"  {line}" for text in section.lines for line in _broken(text, _WIDTH - 2, "  ")]
+    return "\n".join([section.title, *_table(section), *lines])
 
 
 def _table(section: Section) -> list[str]:
@@ -42,7 +46,7 @@ def _table(section: Section) -> list[str]:
     width = max(map(len, (section.header, *section.rows)))
     align = ["right" if column in section.numbers else "left" for column in range(width)]
     text = tabulate(
-        section.rows,
+        _narrowed(section),
         headers=section.header,
         tablefmt="plain",
         disable_numparse=True,
@@ -52,10 +56,20 @@ def _table(section: Section) -> list[str]:
     return [f"  {_cut(line.rstrip())}" for line in text.splitlines()]
 
 
+def _narrowed(section: Section) -> list[Row]:
+    """The rows; a sentence in the last column is broken where its line would be too long."""
+    last = max(map(len, (section.header, *section.rows))) - 1
+    before = sum(2 + max(len(row[column]) for row in section.rows if column < len(row)) for column in range(last))
+    room = max(_WIDTH - 2 - before, _NARROWEST)
+    return [(*row[:last], *("\n".join(_broken(cell, room)) for cell in row[last:])) for row in section.rows]
+
+
+def _broken(text: str, room: int, indent: str = "") -> list[str]:
+    """Lines of at most ``room``; ``indent`` stands before all but the first. A bar that fits keeps its blanks."""
+    fits = len(text) <= room
+    return [text] if fits else textwrap.wrap(text, room, subsequent_indent=indent, break_on_hyphens=False)
+
+
 def _cut(line: str) -> str:
     room = _WIDTH - 2
     return line if len(line) <= room else line[: room - 3] + "..."
-
-
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -83,3 +83,16 @@ def test_an_answer_without_proof_says_so():
     assert "not known not to" in answer_rows({**first, "proved": False})[0][2]
     assert answer_rows({**second, "proved": True})[0][2] == "not even the smallest batch fits"
     assert len(sections(batch_report(devices=1, next=None))) == 3
+
+
+def test_many_devices_keep_the_width():
+    report = batch_report()
+    report["devices"] *= 3
+    head = render_batch(report, "table").split("\n\n")[0].splitlines()
+    assert len(head) == 3
+    assert max(map(len, head)) <= 100
+    assert head[2].startswith("  ")
+
+
+def test_the_next_batch_lacks_memory():
+    assert answer_rows(batch_report()["devices"][0])[-1][:2] == ("batch 97", "lacks 44.0 MiB")

@@ -201,6 +201,14 @@ def test_model_counts_come_from_the_modules_or_else_from_the_storages() -> None:
     assert answer(replace(tape, modules=())).model == model
 
 
+def test_the_flops_of_a_forward_pass_are_those_of_one_micro_batch() -> None:
+    tape = mlp(4)
+    once = answer(tape).model
+    twice = answer(tape, workload=replace(TRAINING, accumulate=2)).model
+    assert twice.flops == once.flops // 2
+    assert twice.step_flops == once.step_flops
+
+
 def test_every_module_is_listed_with_whole_blocks() -> None:
     estimate = answer(mlp(4))
     assert [row.path for row in estimate.modules] == ["", "fc1", "fc2"]

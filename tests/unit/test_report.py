@@ -152,3 +152,18 @@ def test_modules_are_optional():
 def test_markdown_escapes():
     text = reporter("markdown").render(training_report(target="a|b_c"))
     assert "a\\|b\\_c" in text
+
+
+def test_a_long_sentence_is_broken_and_not_cut():
+    report = training_report()
+    report["peak"]["device_bytes"] = None
+    text = reporter("table").render(report)
+    assert max(map(len, text.splitlines())) <= 100
+    words = " ".join(text.split())
+    assert "takes at most the 45.73 GiB left of 48.00 GiB, 1.00 GiB of it kept for others" in words
+
+
+def test_flops_say_what_they_count():
+    assert "FLOP: of one step, the forward and backward passes" in reporter("table", depth=1).render(training_report())
+    assert "FLOP: of one step\n" in reporter("table", depth=1).render(training_report(mode="inference"))
+    assert headline(training_report(mode="generation"))[-1].endswith("98.00 GFLOP in a call of generate()")
