@@ -3,7 +3,8 @@
 A tape falls apart into *units* (each storage, then each operator), a unit into a fixed part
 (names, roles, references, ranks) and its integers (bytes, shapes, strides, offsets, arguments,
 FLOPs). Two tapes of one program match if their fixed parts are equal; their integers are then
-compared position by position. Floats are not compared: no size depends on them.
+compared position by position. Floats are not compared: no size depends on them. Neither does one on
+FLOPs: those on no line (attention over the batch has quadratic ones, and no quadratic memory) count 0.
 """
 
 from __future__ import annotations
@@ -65,6 +66,26 @@ def rates(batches: Sequence[int], columns: Sequence[list[int]]) -> tuple[int, ..
         if at_distance(base, result, batch - batches[0]) != column:
             return None
     return result
+
+
+def clear_odd_flops(batches: Sequence[int], parts: Sequence[Parts], storages: int) -> None:
+    """Let FLOPs that lie on no line be 0, which stands for unknown: no size depends on them.
+
+    Args:
+        batches: Those of the tapes, ascending.
+        parts: The tapes; the integers of those that are like the last one are changed.
+        storages: How many storages that one has: the units after those are operators, with FLOPs first.
+    """
+    alike = [(batch, part.ints) for batch, part in zip(batches, parts, strict=True) if part.fixed == parts[-1].fixed]
+    marks = parts[-1].marks[storages:-1]
+    some = [batch for batch, _ in alike[-3:]]  # enough to prove a line; batch 1 may be another program
+    columns = [[ints[mark] for mark in marks] for _, ints in alike[-3:]]
+    if len(some) < 2 or rates(some, columns) is not None:
+        return
+    for mark, own in zip(marks, zip(*columns, strict=True), strict=True):
+        if rates(some, [[flops] for flops in own]) is None:
+            for _, ints in alike:
+                ints[mark] = 0
 
 
 def at_distance(base: Sequence[int], growth: Sequence[int], distance: int) -> list[int]:
@@ -188,14 +209,15 @@ def first_difference(tapes: Sequence[Tape]) -> str:
         if found:
             return found
     batches = [tape.batch for tape in tapes]
-    for index, ops in enumerate(zip(*(tape.ops for tape in tapes), strict=True)):
-        found = _off_line(batches, [list(_op_ints(op)) for op in ops])
-        if found:
-            return f"{_place(base, index)}: {found}"
+    # Sizes first: they are what the law is about.
     for index, storages in enumerate(zip(*(tape.storages for tape in tapes), strict=True)):
         found = _off_line(batches, [[("its size in bytes", s.nbytes), ("its shape", s.shape)] for s in storages])
         if found:
             return f"{_storage_place(base, index)}: {found}"
+    for index, ops in enumerate(zip(*(tape.ops for tape in tapes), strict=True)):
+        found = _off_line(batches, [list(_op_ints(op)) for op in ops])
+        if found:
+            return f"{_place(base, index)}: {found}"
     return ""
 
 
@@ -265,7 +287,6 @@ def _op_ints(op: Op) -> Iterator[tuple[str, object]]:
             yield f"{label} {index}'s offset", meta.offset
     yield from ((f"argument {index}", value) for index, value in enumerate(op.args))
     yield from op.kwargs
-    yield "flops", op.flops
 
 
 def _off_line(batches: Sequence[int], described: Sequence[Sequence[tuple[str, object]]]) -> str:

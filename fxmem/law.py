@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from fxmem.affine import Parts, at_distance, first_difference, put_together, rates, take_apart
+from fxmem.affine import Parts, at_distance, clear_odd_flops, first_difference, put_together, rates, take_apart
 from fxmem.liveness import ACTIVATION_ROLES, peak
 from fxmem.tape import Role, Tape
 
@@ -202,6 +202,7 @@ def fit(tapes: Sequence[Tape]) -> BatchLaw:
     if not ordered or len(set(batches)) < len(batches):
         raise ValueError(f"a law needs tapes of different batches, got {batches}")
     parts = [take_apart(tape) for tape in ordered]
+    clear_odd_flops(batches, parts, len(ordered[-1].storages))
     growth: tuple[int, ...] | None = None
     start = len(ordered) - 1
     while start > 0:

@@ -141,7 +141,9 @@ def test_a_size_that_grows_by_half_a_byte_is_not_interpolated() -> None:
 
     law = fit([tape(2), tape(4), tape(6)])
     assert not law.exact
-    assert law.why.startswith("op 0 make.default in the top module (model.py:0): output 0's shape is (2,) at batch 4")
+    assert law.why.startswith(
+        "storage 0 of op 0 make.default in the top module (model.py:0): its size in bytes is 2 at batch 4"
+    )
 
 
 def test_a_storage_that_shrinks_is_not_extrapolated() -> None:
@@ -186,6 +188,26 @@ def test_floats_do_not_count() -> None:
         return changed(mlp(batch), 3, args=(Ref(0), 1.0 / batch))
 
     assert fit([tape(2), tape(3), tape(4)]).exact
+
+
+def test_flops_that_are_not_affine_do_not_cost_the_law() -> None:
+    def tape(batch: int) -> Tape:
+        return changed(mlp(batch), 3, flops=2 * batch * batch)
+
+    law = fit([tape(2), tape(3), tape(13)])
+    assert law.exact
+    wanted = changed(mlp(64), 3, flops=0)  # 0: not known
+    assert law.at(64) == wanted
+    assert law.sizes(64) == [storage.nbytes for storage in wanted.storages]
+
+
+def test_the_reason_names_memory_before_anything_else() -> None:
+    def tape(batch: int) -> Tape:
+        b = TapeBuilder(batch).keep("x", (batch, 4), Role.INPUT).step()
+        b.op("view.default", reads=["x"], args=(Ref(0), batch * batch), flops=batch * batch)
+        return b.op("mm.default", reads=["x"], makes={"s": (batch, batch)}, flops=8 * batch * batch).build()
+
+    assert "its size in bytes is 16 at batch 2" in fit([tape(2), tape(3), tape(4)]).why
 
 
 def test_true_is_no_one() -> None:
