@@ -12,7 +12,7 @@ _PIECES = 4
 
 def law_rows(report: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     """One row for each range of batch sizes, then the largest batch where a device limits it."""
-    rows = [_piece(piece) for piece in _pieces(report)[:_PIECES]]
+    rows = [_piece(piece) for piece in _shown(report)]
     if (largest := report.get("max_batch")) is not None:
         rows.append(("largest batch", _largest(largest)))
     return tuple(rows)
@@ -24,7 +24,8 @@ def law_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     why = (report.get("scaling") or {}).get("why")
     if not pieces:
         return (f"unknown: {why or 'the sizes were traced at this batch only'}",)
-    lines = [] if len(pieces) <= _PIECES else [f"{len(pieces) - _PIECES} more ranges in --format json"]
+    hidden = len(pieces) - _PIECES
+    lines = [] if hidden <= 0 else [f"{hidden} more range{'s' if hidden > 1 else ''} in --format json"]
     if not report["scaling"].get("exact"):
         lines.append(f"not proved: {why or 'the traces at different batch sizes do not match event by event'}")
     return tuple(lines)
@@ -32,6 +33,16 @@ def law_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _pieces(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list((report.get("scaling") or {}).get("pieces") or ())
+
+
+def _shown(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The range that holds the batch of the report, and those around it."""
+    pieces, batch = _pieces(report), report.get("batch") or 0
+    at = next(
+        (i for i, piece in enumerate(pieces) if piece["to_batch"] is None or batch <= piece["to_batch"]), len(pieces)
+    )
+    begin = max(min(at - 1, len(pieces) - _PIECES), 0)
+    return pieces[begin : begin + _PIECES]
 
 
 def _piece(piece: Mapping[str, Any]) -> tuple[str, str]:

@@ -121,6 +121,18 @@ def test_law():
     assert law_rows(many)[0] == ("batch 8", "5 B requested at the peak")
     assert law_rows(many)[-1] == ("largest batch", "none: not even one sample fits")
     assert len(law_lines(many)) == 2
+    assert law_lines(many)[0] == "2 more ranges in --format json"
+
+
+@pytest.mark.parametrize(
+    ("batch", "shown"), [(1, (1, 2, 3, 4)), (3, (2, 3, 4, 5)), (5, (2, 3, 4, 5)), (9, (2, 3, 4, 5)), (0, (1, 2, 3, 4))]
+)
+def test_the_ranges_around_the_batch_are_shown(batch, shown):
+    piece = {"to_batch": None, "fixed_bytes": 5, "per_sample_bytes": 0}
+    pieces = [{**piece, "from_batch": at, "to_batch": at if at < 5 or batch == 9 else None} for at in range(1, 6)]
+    report = training_report(batch=batch, scaling={"exact": True, "pieces": pieces}, max_batch=None)
+    assert [int(row[0].split()[1 if "from" not in row[0] else 2]) for row in law_rows(report)] == list(shown)
+    assert law_lines(report) == ("1 more range in --format json",)
 
 
 def test_setup_peak():
