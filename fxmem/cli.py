@@ -71,7 +71,7 @@ class _Commands(click.Group):
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
             if isinstance(error, RecursionError):
-                hint = "nest the modules less deeply, or call sys.setrecursionlimit in model.py"
+                hint = "nest the modules less deeply, or call sys.setrecursionlimit in the model's file"
                 _explain(f"the model is nested deeper than Python's recursion limit\n  next: {hint}")
                 ctx.exit(Exit.ERROR)
             name = type(error).__name__

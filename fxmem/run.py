@@ -270,7 +270,7 @@ def default_loss(y: Any, target: torch.Tensor | None) -> torch.Tensor:
 def _no_loss(y: object) -> TraceError:
     return TraceError(
         f"the output (of type {type(y).__name__}) has no loss that is known",
-        hint="define loss(output) in model.py, or give loss= from Python",
+        hint="define loss(output) in the model's file, or give loss= from Python",
     )
 
 

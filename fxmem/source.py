@@ -80,6 +80,13 @@ class Source:
     modules, and all that the trace changes in the module is put back at the end."""
     wrappers: tuple[str, ...] = ()
     """What changes how modules run on a GPU and is not imitated, a phrase each."""
+    notes: tuple[str, ...] = ()
+    """What the user named and what changes nothing, a sentence each."""
+
+    @property
+    def file(self) -> str:
+        """The user's file, for a message that says what to write there."""
+        return f"{self.name.rpartition('.py')[0]}.py" if self.kind is Kind.FILE else "a file of your own"
 
 
 def load(
@@ -121,6 +128,8 @@ def load(
     made = dataclasses.replace(
         made, module=module, inputs=inputs or made.inputs, loss=loss or made.loss, steps=steps
     )  # fmt: skip
+    if workload.training and made.loss is not None:
+        userfile.check_loss(made.loss, made.name)
     return Source(
         module=module,
         kind=kind,
@@ -131,6 +140,7 @@ def load(
         live=live,
         opened=lambda: _opened(made, workload, fake_mode, live=live),
         wrappers=wrappers,
+        notes=found.ignored(made, workload),
     )
 
 
@@ -299,19 +309,17 @@ def _called(function: Any, batch: int, made: Made, workload: Workload, name: str
         raise InputError(
             f"{name}({batch}) raised {type(error).__name__}: {userfile.first_lines(str(error))}",
             where=userfile.user_line(error, surroundings) or made.name,
-            hint="inputs(batch) takes the batch size and returns a tensor, a tuple of arguments or a dict of keywords;"
-            " steps(batch) a list of such",
+            hint=f"inputs(batch) takes the batch size; {found.ARE_ARGUMENTS}; steps(batch) gives a list of such",
         ) from error
 
 
 def _asked(function: Callable[..., object], workload: Workload) -> dict[str, int]:
     """What ``inputs(batch, seq, image)`` asks for by name; its own defaults hold where the user names no size."""
-    named = {"seq": workload.seq != Workload().seq, "image": workload.image_given}
-    parameters = inspect.signature(function).parameters
+    named, parameters = found.named_axes(workload), inspect.signature(function).parameters
     return {
         name: getattr(workload, name)
-        for name, given in named.items()
-        if name in parameters and (given or parameters[name].default is inspect.Parameter.empty)
+        for name in ("seq", "image")
+        if name in parameters and (name in named or parameters[name].default is inspect.Parameter.empty)
     }
 
 
@@ -325,7 +333,7 @@ def _as_arguments(result: object, made: Made) -> Arguments:
             raise InputError(
                 "inputs(batch) returned None",
                 where=made.name,
-                hint="return a tensor, a tuple of arguments or a dict of keywords",
+                hint=found.ARE_ARGUMENTS,
             )
         case Arguments():
             return result

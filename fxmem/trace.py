@@ -24,6 +24,7 @@ from fxmem.run import run
 from fxmem.source import Inputs, Source
 from fxmem.steady import extend
 from fxmem.tape import Tape
+from fxmem.targets import found
 from fxmem.workload import Workload
 
 RECORDED_STEPS = 2
@@ -85,7 +86,7 @@ def _record(
         modules = module_infos(source.module)
         del inputs
     tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
-    tape = replace(tape, unmodelled=(*tape.unmodelled, *source.wrappers))
+    tape = replace(tape, unmodelled=(*tape.unmodelled, *source.wrappers), notes=(*tape.notes, *source.notes))
     return Trace(tape, tape, tuple(recorder.ops), tuple(recorder.storages))
 
 
@@ -117,7 +118,7 @@ def _explained(source: Source, recorder: Recorder, inputs: Inputs) -> Iterator[N
         raise TraceError(
             f"the model's run raised {type(error).__name__}" + (f": {text}" if text else ""),
             where=_where(error, recorder, source),
-            hint=_hint(error, inputs),
+            hint=_hint(error, inputs, source),
         ) from error
 
 
@@ -128,7 +129,7 @@ def _where(error: BaseException, recorder: Recorder, source: Source) -> str:
     return f"{place} (module {module})" if module else place
 
 
-def _hint(error: BaseException, inputs: Inputs) -> str:
+def _hint(error: BaseException, inputs: Inputs, source: Source) -> str:
     text = str(error)
     if "no fake impl" in text or "Meta" in text or "not implemented for" in text.lower():
         return "register a fake kernel with torch.library.register_fake, or replace the operator"
@@ -136,9 +137,10 @@ def _hint(error: BaseException, inputs: Inputs) -> str:
         if part in text:
             return hint
     if isinstance(error, RecursionError):
-        return "the model is nested deeper than Python's recursion limit: call sys.setrecursionlimit in model.py"
+        return f"the model is nested deeper than Python's recursion limit: call sys.setrecursionlimit in {source.file}"
     if isinstance(error, TypeError) and "argument" in text:
-        return f"the inputs are {_shapes(inputs)}; name them by --input NAME=SHAPE or by inputs(batch) in model.py"
+        made = f"inputs(batch) in {source.file}: {found.ARE_ARGUMENTS}"
+        return f"the inputs are {_shapes(inputs)}; name them by --input NAME=SHAPE, or by {made}"
     return f"the inputs are {_shapes(inputs)}; change them by --input or inputs(batch), or see --debug"
 
 

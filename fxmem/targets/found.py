@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fxmem.errors import InputError
 from fxmem.targets.hf_inputs import hf_arguments
-from fxmem.targets.made import Arguments, torch_dtype
+from fxmem.targets.made import Arguments, Made, torch_dtype
 from fxmem.workload import InputSpec, Workload
 
 _DETECTORS = frozenset({"FasterRCNN", "MaskRCNN", "KeypointRCNN", "RetinaNet", "FCOS", "SSD"})
+ARE_ARGUMENTS = (
+    "what it returns becomes the arguments: a tensor or other object the only one, a tuple the positional ones,"
+    " a dict the keyword ones; to pass one dict, return ({...},)"
+)
+"""How the values of ``inputs(batch)`` reach the model."""
 _FRAMES = 16  # torchvision's video models were trained on clips of 16 frames
 
 
@@ -53,6 +60,40 @@ def finder(module: nn.Module, workload: Workload) -> Callable[[int], Arguments]:
     if "torchvision" in origin:
         return lambda batch: _torchvision(module, workload, batch)
     raise unknown(module)
+
+
+def named_axes(workload: Workload) -> list[str]:
+    """Of ``seq`` and ``image`` those that the user named; the default of ``seq`` cannot be told from naming it."""
+    given = {"seq": workload.seq != Workload().seq, "image": workload.image_given}
+    return [axis for axis, named in given.items() if named]
+
+
+def ignored(made: Made, workload: Workload) -> tuple[str, ...]:
+    """A sentence for each axis that the user named and that the inputs do not have."""
+    name, function = ("inputs", made.inputs) if made.steps is None else ("steps", made.steps)
+    notes = []
+    for axis in named_axes(workload):
+        if workload.inputs:
+            why = "the shapes are those of --input"
+        elif function is not None:
+            takes = axis in inspect.signature(function).parameters
+            why = "" if takes else f"{name}(batch) does not take {axis}"
+        else:
+            why = "" if _has(made.module, workload, axis) else f"the inputs of {made.name} do not have it"
+        if why:
+            notes.append(f"--{axis} {getattr(workload, axis)} changes nothing: {why}")
+    return tuple(notes)
+
+
+def _has(module: nn.Module, workload: Workload, axis: str) -> bool:
+    """Whether another value gives other shapes; they have no bytes."""
+    other = replace(workload, **{axis: getattr(workload, axis) + 1})
+    with torch.device("meta"):
+        shapes = [
+            [leaf.shape for leaf in pytree.tree_leaves(finder(module, each)(1)) if isinstance(leaf, Tensor)]
+            for each in (workload, other)
+        ]
+    return shapes[0] != shapes[1]
 
 
 def _torchvision(module: nn.Module, workload: Workload, batch: int) -> Arguments:

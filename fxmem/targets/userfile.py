@@ -268,6 +268,26 @@ def check_arguments(factory: Callable[..., object], arguments: Mapping[str, obje
         )
 
 
+def check_loss(loss: Callable[..., object], where: str) -> None:
+    """Hold ``loss(output)`` against its signature.
+
+    Raises:
+        SourceError: It cannot be called with the output alone.
+    """
+    try:
+        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise SourceError(
+            f"loss{signature} cannot be called with the model's output alone",
+            where=where,
+            hint="write it as loss(output), and make in it what the output is compared with",
+        ) from None
+
+
 @contextlib.contextmanager
 def explained(surroundings: Surroundings | None, where: str, doing: str, hint: str = "") -> Iterator[None]:
     """Turns an exception of the user's code into a message that names the line.

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fxmem import api
-from fxmem.errors import FxmemError, TraceError, UsageError
-from fxmem.workload import Mode, Workload
+from fxmem.errors import FxmemError, SourceError, TraceError, UsageError
+from fxmem.workload import InputSpec, Mode, Workload
 
 LINEAR = "import torch\nfrom torch import nn\ndef model(): return nn.Linear(8, 8)\n"
 INPUTS = "def inputs(batch): return torch.randn(batch, 8)\n"
@@ -127,3 +127,65 @@ def test_check_leaves_the_reserve(tmp_path):
     words = ("--device", "64MiB", "--check")
     assert fxmem(tmp_path, LINEAR + INPUTS, *words).returncode == 0
     assert fxmem(tmp_path, LINEAR + INPUTS, *words, "--reserve", "60MiB").returncode == 3
+
+
+DICT = """import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, batch):
+        return self.linear(batch["x"])
+def model(): return Net()
+"""
+
+
+def test_a_dict_is_the_keywords(tmp_path):
+    target = tmp_path / "net.py"
+    target.write_text(DICT + "def inputs(batch): return {'x': torch.zeros(batch, 8)}\n")
+    with pytest.raises(TraceError, match="unexpected keyword argument 'x'") as caught:
+        api.estimate(str(target))
+    assert f"inputs(batch) in {target}" in caught.value.hint
+    assert "model.py" not in caught.value.hint
+    assert "return ({...},)" in caught.value.hint
+    target.write_text(DICT + "def inputs(batch): return ({'x': torch.zeros(batch, 8)},)\n")
+    assert api.estimate(str(target), law=False).peak.allocated_bytes
+
+
+class Pair(nn.Module):
+    def forward(self, output, target):
+        return (output - target).mean()
+
+
+@pytest.mark.parametrize("loss", [lambda output, target: output.mean(), Pair(), lambda: torch.zeros(())])
+def test_a_loss_takes_the_output_alone(loss):
+    with pytest.raises(SourceError, match=r"with the model's output alone\n  next: write it as loss\(output\)"):
+        train(nn.Linear(8, 8), loss=loss)
+    api.estimate(nn.Linear(8, 8), lambda b: torch.zeros(b, 8), law=False, loss=loss)  # not called in inference
+
+
+def noted(target, inputs=None, **options):
+    return [note for note in api.estimate(target, inputs, law=False, **options).coverage.notes if "nothing" in note]
+
+
+def test_sizes_that_the_inputs_do_not_take_are_noted():
+    def of_seq(batch, seq=4):
+        return torch.zeros(batch, seq, 8)
+
+    nothing = "changes nothing: inputs(batch) does not take"
+    assert noted(nn.Linear(8, 8), lambda b: torch.zeros(b, 8), seq=7, image=64, image_given=True) == [
+        f"--seq 7 {nothing} seq", f"--image 64 {nothing} image"
+    ]  # fmt: skip
+    assert noted(nn.Linear(8, 8), of_seq, seq=7, image=64, image_given=True) == [f"--image 64 {nothing} image"]
+    assert noted(nn.Linear(8, 8), of_seq) == []
+    given = (InputSpec(None, (8,), None),)
+    workload = Workload(inputs=given, seq=7)
+    assert noted(nn.Linear(8, 8), workload=workload) == ["--seq 7 changes nothing: the shapes are those of --input"]
+
+
+def test_sizes_that_a_known_family_does_not_take_are_noted():
+    pytest.importorskip("torchvision")
+    name = "torchvision:mobilenet_v3_small"
+    assert noted(name, image=64, image_given=True) == []
+    assert noted(name, seq=7) == [f"--seq 7 changes nothing: the inputs of {name} do not have it"]
