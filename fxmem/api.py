@@ -12,14 +12,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fxmem import device as devices
 from fxmem.allocator import Plan, replay
 from fxmem.allocator_config import AllocatorConfig
-from fxmem.batch import Limits, largest, leaving, with_max_batch
+from fxmem.batch import Limits, largest, leaving, not_searched, with_max_batch
 from fxmem.batch_report import BatchReport, DeviceBatch, report_batches
 from fxmem.cudnn import workspaces
 from fxmem.curve import sample
-from fxmem.device import Device
+from fxmem.device import Device, as_device
 from fxmem.errors import InputError, TraceError, UsageError
 from fxmem.estimate import Estimate, Question, assemble
 from fxmem.kernels import Target, expand, tape_questions
@@ -58,16 +57,16 @@ class _Run:
 
     def tapes(self, law: BatchLaw, limit: int = MAX_TRACES) -> Tapes:
         """The tapes at all batches; up to ``limit`` that the law does not cover are traced when they are asked for."""
-        return Tapes(law, self.workload.step_count, self.target, self.all_steps, limit)
+        start = self.workload.batch
+        return Tapes(law, self.workload.step_count, self.target, self.all_steps, limit, start=start)
 
     def recorded(self, batches: Sequence[int]) -> list[Tape]:
         """The steps that were run at each batch at which the model runs."""
         return [traced.recorded for batch in batches if (traced := self._attempt(batch)) is not None]
 
-    def all_steps(self, batch: int) -> Tape | None:
-        """The whole run; ``None`` where the model does not run at this batch."""
-        traced = self._attempt(batch)
-        return None if traced is None else traced.tape
+    def all_steps(self, batch: int) -> Tape:
+        """The whole run."""
+        return self.at(batch).tape
 
     def _attempt(self, batch: int) -> Trace | None:
         try:
@@ -115,7 +114,7 @@ def estimate(
     """
     began = time.perf_counter()
     workload = _workload(workload, options)
-    gpu = _device(device)
+    gpu = as_device(device)
     config = AllocatorConfig.parse(alloc_conf or "")
     maker, workload = _maker(inputs, workload)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
@@ -125,8 +124,10 @@ def estimate(
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     answer = leaving(assemble(question, expanded, _plan(expanded, config, gpu), found), reserve_bytes)
     if found is not None and gpu.capacity_bytes is not None:
-        program = run.tapes(found, limit=1 if found.exact else 0)  # `max_batch` traces as often as it takes
-        answer = with_max_batch(answer, largest(program, config, _limits(gpu, safety, reserve_bytes)))
+        limits = _limits(gpu, safety, reserve_bytes)
+        # `max_batch` traces as often as it takes.
+        best = largest(run.tapes(found, limit=1), config, limits) if found.exact else not_searched(limits)
+        answer = with_max_batch(answer, best)
     return replace(answer, seconds=time.perf_counter() - began)
 
 
@@ -173,8 +174,15 @@ def max_batch(
     began = time.perf_counter()
     workload = _workload(workload, options)
     config = AllocatorConfig.parse(alloc_conf or "")
-    gpus = [_device(gpu) for gpu in ([device] if isinstance(device, Device | str) else device)]
+    if not (vary is None or isinstance(vary, Vary)):
+        raise UsageError(f"vary is {vary!r}", where="vary", hint='give fxmem.Vary("image", 64, 2048), or of "seq"')
+    given = [device] if isinstance(device, str) or not isinstance(device, Sequence) else device
+    gpus = [as_device(gpu) for gpu in given]
+    if not gpus:
+        raise UsageError("no device is given", where="device", hint="name a GPU or a size such as 24GiB")
     limits = [_limits(gpu, safety, reserve_bytes, processes) for gpu in gpus]
+    unit = multiple_of or (1 if vary is None else vary.unit)
+    vary = None if vary is None else vary.within(unit)
     programs: dict[tuple[str, int], tuple[Program, Tape]] = {}
     found: list[DeviceBatch] = []
     for gpu, limit in zip(gpus, limits, strict=True):
@@ -182,7 +190,7 @@ def max_batch(
             run = _Run(target, workload, gpu, inputs=inputs, loss=loss)
             programs[gpu.arch, gpu.sm_count] = _along_batch(run) if vary is None else _along(vary, run, target)
         program, first = programs[gpu.arch, gpu.sm_count]
-        answer = largest(program, config, limit, multiple_of or (1 if vary is None else vary.unit))
+        answer = largest(program, config, limit, unit)
         drawn = sample(program, config, answer.batch, gpu.context_bytes) if curve and not found else ()
         found.append(DeviceBatch(device=gpu, answer=answer, tape=first, law=getattr(program, "law", None), curve=drawn))
     question = Question(target=_name(target, run.source), workload=workload, device=gpus[0])
@@ -207,7 +215,7 @@ def trace(
     ['t.default', 'addmm.default']
     """
     workload = _workload(workload, options)
-    gpu = _device(device)
+    gpu = as_device(device)
     maker, workload = _maker(inputs, workload)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
@@ -246,10 +254,6 @@ def _target(device: Device) -> Target:
     )  # fmt: skip
 
 
-def _device(device: Device | str | None) -> Device:
-    return device if isinstance(device, Device) else devices.find_device(device) if device else devices.DEFAULT
-
-
 def _limits(device: Device, safety: float, reserve_bytes: int, processes: int = 1) -> Limits:
     if device.capacity_bytes is None:
         raise UsageError("the largest batch needs a limit", where="--device", hint="name a GPU or a size such as 24GiB")
@@ -282,19 +286,19 @@ def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
     """The program at any length or size, each of which is traced; and the tape of the first."""
     batch, seen = run.workload.batch, dict[int, Tape]()
 
-    def trace_at(value: int) -> Tape | None:
+    def trace_at(value: int) -> Tape:
         changed = _Run(target, replace(run.workload, **vary.options(value)), run.device, **run.given)
-        tape = changed.at(batch).tape if not seen else changed.all_steps(batch)
-        if tape is not None and any(tape.storages == other.storages for other in seen.values()):
+        tape = changed.all_steps(batch)
+        if any(tape.storages == other.storages for other in seen.values()):
             raise UsageError(
                 f"{vary.axis} changes nothing here", where="--vary", hint=f"inputs(batch, {vary.axis}) may take it"
             )
-        if tape is not None:
-            seen[value] = tape
+        seen[value] = tape
         return tape
 
     program = VariedTapes(vary.axis, (vary.first, vary.last), run.target, trace_at)
-    program.at(vary.first)
+    if program.at(vary.first) is None:
+        raise program.failed[vary.first]
     return program, seen[vary.first]
 
 

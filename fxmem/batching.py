@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fxmem.batch import Limits
-from fxmem.device import Device
+from fxmem.device import Device, as_device
 from fxmem.errors import UsageError
 from fxmem.estimate import Estimate
 from fxmem.program import MAX_BATCH
@@ -30,7 +30,7 @@ class MemoryBudget:
     Args:
         estimates: One estimate, or one for each sequence length of a few; best made for the same device
             and safety, since then their proved largest batches count.
-        device: Has a limit.
+        device: A device with a limit, or its name or size.
         safety: Share of the memory that may be used.
         reserve_bytes: Left to others besides.
         processes: Replicas on the device.
@@ -42,9 +42,10 @@ class MemoryBudget:
     __slots__ = ("_curves", "_seqs", "allocator_bytes")
 
     def __init__(
-        self, estimates: Estimate | Mapping[int, Estimate], device: Device, safety: float = 0.9, *,
+        self, estimates: Estimate | Mapping[int, Estimate], device: Device | str, safety: float = 0.9, *,
         reserve_bytes: int = 0, processes: int = 1,
     ) -> None:  # fmt: skip
+        device = as_device(device)
         if device.capacity_bytes is None:
             raise UsageError("a budget needs a limit", hint="name a GPU or a size such as 24GiB")
         by_seq = {0: estimates} if isinstance(estimates, Estimate) else dict(sorted(estimates.items()))

@@ -115,6 +115,23 @@ def find_device(text: str | None = None, arch: str | None = None, context: int |
     return replace(device, context_bytes=context, context_source="given with --context")
 
 
+def as_device(given: Device | str | None) -> Device:
+    """What Python callers may give as ``device``.
+
+    Args:
+        given: A device, or what ``--device`` takes; ``None`` for the default, which has no limit.
+
+    Raises:
+        UsageError: It is neither, or no such device is known.
+    """
+    if given is None or isinstance(given, Device):
+        return given or DEFAULT
+    if not isinstance(given, str):
+        hint = "give a name such as t4, a size such as 24GiB, or a fxmem.Device"
+        raise UsageError(f"the device is {given!r}", where="device", hint=hint)
+    return find_device(given)
+
+
 def _device(row: Mapping[str, Any]) -> Device:
     return Device(**{**row, "aliases": tuple(row["aliases"])})
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from fxmem import device as devices
 from fxmem.api import AnyTarget, estimate
 from fxmem.batch import Limits
-from fxmem.device import Device
+from fxmem.device import Device, as_device
 from fxmem.errors import DoesNotFitError, UsageError
 from fxmem.estimate import Estimate
 from fxmem.units import format_size
@@ -51,7 +50,7 @@ def preflight(
     >>> preflight(nn.Linear(8, 4), lambda batch: torch.zeros(batch, 8), device="1GiB", batch=2).fits
     True
     """
-    gpu = device if isinstance(device, Device) else devices.find_device(device) if device else this_gpu()
+    gpu = this_gpu() if device is None else as_device(device)
     if gpu.capacity_bytes is None:
         raise UsageError("a check needs a limit", where="device", hint="name a GPU or a size such as 24GiB")
     limits = Limits(

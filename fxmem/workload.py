@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,6 +69,23 @@ class Vary(NamedTuple):
         """Images whose sides are no multiples of the model's strides often do not run."""
         return 32 if self.axis == "image" else 1
 
+    def within(self, unit: int) -> Vary:
+        """The range from its first to its last multiple of ``unit``.
+
+        Raises:
+            UsageError: There is none.
+
+        >>> Vary("image", 100, 200).within(32)
+        Vary(axis='image', first=128, last=192)
+        """
+        first, last = -(-self.first // unit) * unit, self.last // unit * unit
+        if unit < 1 or first > last:
+            raise UsageError(
+                f"no multiple of {unit} lies in {self.axis}={self.first}..{self.last}", where="--vary",
+                hint="widen the range, or give another --multiple-of",
+            )  # fmt: skip
+        return Vary(self.axis, first, last)
+
     def options(self, value: int) -> dict[str, Any]:
         """The fields of a workload at a value."""
         return {"image": value, "image_given": True} if self.axis == "image" else {"seq": value}
@@ -82,6 +100,17 @@ def _word(words: type[Word], value: object, option: str) -> Word:
     except ValueError as error:
         known = ", ".join(str(word) for word in words)
         raise UsageError(f"{option} {value} is unknown", hint=f"use {known}") from error
+
+
+def _count(value: object, option: str) -> int:
+    """A positive whole number, of Python's or numpy's."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{option} is {value!r}, it must be a whole number", hint="give an int, such as 8") from None
+    if number < 1:
+        raise UsageError(f"{option} is {number}, it must be at least 1")
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +151,13 @@ class Workload:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", _word(Mode, self.mode, "--mode"))
         object.__setattr__(self, "zero_grad", _word(ZeroGrad, self.zero_grad, "--zero-grad"))
-        for name, low in (("batch", 1), ("image", 1), ("seq", 1), ("accumulate", 1), ("new_tokens", 1)):
-            if getattr(self, name) < low:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}, it must be at least {low}")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"--steps is {self.steps}, it must be at least 1")
+        for name in ("batch", "image", "seq", "accumulate", "new_tokens", "steps", "prompt"):
+            if getattr(self, name) is not None or name not in ("steps", "prompt"):
+                object.__setattr__(self, name, _count(getattr(self, name), f"--{name.replace('_', '-')}"))
+        object.__setattr__(self, "image_given", self.image_given or self.image != 224)  # from Python: image=64
+        if not isinstance(self.optimizer, str):
+            hint = "give its name: adamw, sgd-momentum, or package.module:NAME for one of your own"
+            raise UsageError(f"--optimizer is {self.optimizer!r}, not a name", hint=hint)
         if self.dtype not in FLOAT_DTYPES:
             raise UsageError(f"--dtype {self.dtype} is unknown", hint="use " + ", ".join(FLOAT_DTYPES))
         if self.amp is not None and self.amp not in AMP_DTYPES:

@@ -175,3 +175,17 @@ def test_inputs_must_follow_the_axis():
 
     with pytest.raises(UsageError, match=r"inputs\(batch, image\)"):
         fxmem.max_batch(model, needy, device="512MiB", vary=fxmem.Vary("image", 32, 64))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": None}, "the largest batch needs a limit"),
+        ({"device": []}, "no device is given"),
+        ({"device": 24}, "the device is 24"),
+        ({"device": "t4", "vary": "image=64..2048"}, r"vary is 'image=64..2048'\n  next: give fxmem.Vary"),
+    ],
+)
+def test_options_of_another_type(options, message):
+    with pytest.raises(UsageError, match=message):
+        fxmem.max_batch(model, inputs, **options)

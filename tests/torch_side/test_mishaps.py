@@ -174,10 +174,10 @@ def test_sizes_that_the_inputs_do_not_take_are_noted():
         return torch.zeros(batch, seq, 8)
 
     nothing = "changes nothing: inputs(batch) does not take"
-    assert noted(nn.Linear(8, 8), lambda b: torch.zeros(b, 8), seq=7, image=64, image_given=True) == [
+    assert noted(nn.Linear(8, 8), lambda b: torch.zeros(b, 8), seq=7, image=64) == [
         f"--seq 7 {nothing} seq", f"--image 64 {nothing} image"
     ]  # fmt: skip
-    assert noted(nn.Linear(8, 8), of_seq, seq=7, image=64, image_given=True) == [f"--image 64 {nothing} image"]
+    assert noted(nn.Linear(8, 8), of_seq, seq=7, image=64) == [f"--image 64 {nothing} image"]
     assert noted(nn.Linear(8, 8), of_seq) == []
     given = (InputSpec(None, (8,), None),)
     workload = Workload(inputs=given, seq=7)
@@ -187,5 +187,5 @@ def test_sizes_that_the_inputs_do_not_take_are_noted():
 def test_sizes_that_a_known_family_does_not_take_are_noted():
     pytest.importorskip("torchvision")
     name = "torchvision:mobilenet_v3_small"
-    assert noted(name, image=64, image_given=True) == []
+    assert noted(name, image=64) == []
     assert noted(name, seq=7) == [f"--seq 7 changes nothing: the inputs of {name} do not have it"]

@@ -195,3 +195,10 @@ def test_an_hour_of_traffic(policy):
     assert len(done) == len(set(done)) == number > 50_000
     assert policy.keep_order is (done == sorted(done))
     assert gpu.allocator.ooms == 0
+
+
+def test_a_budget_takes_a_devices_name():
+    named = MemoryBudget(estimate(16), "1GiB")
+    assert named.allocator_bytes == MemoryBudget(estimate(16), find_device("1GiB")).allocator_bytes
+    with pytest.raises(UsageError, match="a budget needs a limit"):
+        MemoryBudget(estimate(16), find_device())

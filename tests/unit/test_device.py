@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fxmem.device import DEFAULT, Device, all_devices, find_device
+from fxmem.device import DEFAULT, Device, all_devices, as_device, find_device
 from fxmem.errors import UsageError
 
 GIB = 2**30
@@ -116,3 +116,12 @@ def test_every_row_is_sound():
         assert GIB < device.capacity_bytes < 256 * GIB
         assert (device.context_bytes is None) == (device.context_source == "")
         assert device.shared_memory == device.name.startswith("jetson")
+
+
+def test_what_python_may_give_as_a_device():
+    t4 = find_device("t4")
+    assert as_device(t4) == as_device("T4") == t4
+    assert as_device("24GiB").capacity_bytes == 24 * 2**30
+    assert as_device(None).capacity_bytes is None
+    with pytest.raises(UsageError, match=r"device: the device is 24\n  next: give a name"):
+        as_device(24)

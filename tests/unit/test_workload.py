@@ -41,3 +41,28 @@ def test_it_is_frozen_and_hashable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         workload.batch = 2
     assert hash(workload) == hash(Workload())
+
+
+@pytest.mark.parametrize("name", ["batch", "image", "seq", "accumulate", "new_tokens", "steps", "prompt"])
+@pytest.mark.parametrize("value", ["8", 8.0])
+def test_counts_are_whole_numbers(name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is {value!r}, it must be a whole number"):
+        Workload(**{name: value})
+
+
+def test_numbers_of_other_libraries_become_pythons():
+    class Eight:
+        def __index__(self):
+            return 8
+
+    assert type(Workload(batch=Eight()).batch) is int
+
+
+def test_an_optimizer_is_a_name():
+    with pytest.raises(UsageError, match=r"not a name\n  next: .*package.module:NAME"):
+        Workload(optimizer=dict)
+
+
+def test_an_image_size_from_python_is_given():
+    assert Workload(image=64).image_given
+    assert not Workload().image_given
