@@ -5,7 +5,8 @@ holds, no tape has to be traced for that: sizes between two written tapes with t
 interpolated and replayed, which leads close to the answer at little cost; then the tapes of the answer
 and of the next batch are written in full (law, steps, kernels) and replayed. Kernels choose by size, so
 the interpolation may be off: what is answered is what the full tapes say. Without a law each batch
-that is looked at must be traced, and only a few are.
+that is looked at must be traced: parabolas through the traced ones lead the search, where they fail a
+bracket is halved, and what was proved until the limit of traces is answered.
 
 More than one batch may be the last that fits before one that does not (fragmentation): the answer is
 one of them.
@@ -13,6 +14,7 @@ one of them.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +27,26 @@ from fxmem.program import Line, Program
 
 _TURNS = 8
 """Predictions from lines that may miss; then the bracket is halved."""
+_REACH = 64
+"""How many times the last value a curve may lead to while no value is known that does not fit."""
+_LEAP = 8
+"""Likewise the slope between two values."""
+_WIDE = 4
+"""A bracket whose ends are further apart than this is no line."""
+
+
+class Bound(str, enum.Enum):
+    """What ends the search at the answer."""
+
+    MEMORY = "memory"
+    RANGE = "range"
+    """The last value looked at fits."""
+    PROGRAM = "program"
+    """The next value does not run."""
+    UNKNOWN = "unknown"
+    """The limit of traces."""
+
+    __str__ = str.__str__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +116,7 @@ class BatchAnswer:
     multiple_of: int = 1
     proved: bool = True
     """Whether the answer's and the next batch's whole tapes were replayed."""
+    bound: Bound = Bound.MEMORY
     traces: int = 0
     """Batches that had to be traced for the search."""
     axis: str = "batch"
@@ -125,6 +148,15 @@ def largest(program: Program, config: AllocatorConfig, limits: Limits, multiple_
     search = _Search(program, config, limits.allocator_bytes, multiple_of)
     search.run()
     return search.answer(limits)
+
+
+def not_searched(limits: Limits) -> BatchAnswer:
+    """The answer where each batch would have to be traced, and that was not asked for."""
+    note = "no batch law, so what lies beside this batch was not traced: `fxmem batch` traces"
+    return BatchAnswer(
+        batch=0, limits=limits, allocator_bytes=limits.allocator_bytes, reserved_bytes=0, proved=False,
+        bound=Bound.UNKNOWN, notes=(note,),
+    )  # fmt: skip
 
 
 def leaving(estimate: Estimate, reserve_bytes: int) -> Estimate:
@@ -167,10 +199,9 @@ class _Search:
         self.predicted: int | None = None
         self.unknown: int | None = None
         """The batch at which the search ended because its tape is not known."""
-        self.failed: int | None = None
-        """The smallest batch at which the program does not run."""
 
     def run(self) -> None:
+        self._recall()
         turn = 0
         while self.room > 0 and self.high - self.low > 1 and self.unknown is None:
             self._probe(min(max(self._guess(turn), self.low + 1), self.high - 1))
@@ -180,7 +211,7 @@ class _Search:
 
     def answer(self, limits: Limits) -> BatchAnswer:
         fitting = self.plans.get(self.low)
-        failing = min((unit for unit, plan in self.plans.items() if plan.oom is not None), default=None)
+        failing = self.high if self.high in self.plans else None
         return BatchAnswer(
             batch=0 if fitting is None else self.low * self.unit,
             limits=limits,
@@ -190,42 +221,81 @@ class _Search:
             next=None if failing is None else self._shortfall(failing),
             multiple_of=self.unit,
             proved=self.room <= 0 or self.high - self.low == 1,
+            bound=self._bound(),
             traces=len(self.program.traced),
             axis=self.program.axis,
             notes=tuple(self._notes()),
         )
 
-    def _probe(self, unit: int) -> None:
-        """Replay the whole tape at a batch."""
+    def _recall(self) -> None:
+        """Close the bracket as far as tapes do that are there already; the largest that fits counts."""
+        if self.room <= 0:
+            return
+        known = [value // self.unit for value in self.program.known if value % self.unit == 0]
+        for unit in known:
+            self._replay(unit)
+        self.low = max((unit for unit in known if self.plans[unit].oom is None), default=self.low)
+        failing = [unit for unit in known if self.plans[unit].oom is not None]
+        if self.low in self.plans:
+            failing += [value // self.unit for value in self.program.failed if value % self.unit == 0]
+        self.high = min((unit for unit in failing if unit > self.low), default=self.high)
+
+    def _replay(self, unit: int) -> Plan | None:
+        """Replay the whole tape at a batch; ``None`` where there is none."""
         demand = self.program.demand(unit * self.unit)
-        if demand is None and self.program.exhausted:
-            self.unknown = unit * self.unit
-            return
         if demand is None:
-            self.high = self.failed = unit
-            return
-        plan = self.plans[unit] = replay(demand, self.config, self.room)
-        if plan.oom is None:
-            self.low = unit
-        else:
+            return None
+        self.plans[unit] = replay(demand, self.config, self.room)
+        return self.plans[unit]
+
+    def _probe(self, unit: int) -> None:
+        plan = self._replay(unit)
+        if plan is None and not self._fails(unit):
+            self.unknown = unit * self.unit
+        elif plan is None and self.low not in self.plans and self.high in self.plans:
+            self.low = unit  # larger ones run: what is too small does not bound the batch from above
+        elif plan is None or plan.oom is not None:
             self.high = unit
+        else:
+            self.low = unit
+
+    def _fails(self, unit: int) -> bool:
+        """Whether the program is known not to run at a batch."""
+        return unit * self.unit in self.program.failed
+
+    def _bound(self) -> Bound:
+        if self.room <= 0:
+            return Bound.MEMORY
+        if self.high - self.low > 1:
+            return Bound.UNKNOWN
+        if self._fails(self.high):
+            return Bound.PROGRAM
+        return Bound.MEMORY if self.high in self.plans else Bound.RANGE
 
     def _guess(self, turn: int) -> int:
         """The unit to look at next; the caller keeps it within the bracket."""
         if turn == 0:
-            return self.program.guess(self.room) // self.unit
+            start = self.program.guess(self.room) // self.unit
+            if not self.plans or self.low < start < self.high:
+                return start
         if self.predicted == self.low:
             return self.low + 1
         last = next(reversed(self.plans), None)
         if last is None:
-            return (self.low + self.high) // 2
+            return self._middle()
         if turn == 1 and self.calibrated:
             return last + 1 if last == self.low else last - 1
         line = self.program.line(last * self.unit) if turn < _TURNS else None
         if line is None:
             return self._between(turn)
-        self.predicted = self._boundary(line, last)
-        return self.predicted
+        found = self._boundary(line, last)
+        # The curve knows memory only: not why a program does not run, and little of what lies far away.
+        if found == self.high - 1 and self._fails(self.high):
+            return self._middle()
+        if self.high not in self.plans and found > _REACH * last:
+            return _REACH * last
+        self.predicted = found
+        return found
 
     def _boundary(self, line: Line, last: int) -> int:
         """The last unit that fits by the line: stride away from ``last``, then halve."""
@@ -246,16 +316,25 @@ class _Search:
 
     def _between(self, turn: int) -> int:
         """The next batch to trace: where a line through the bracket's ends meets the limit; in turns its middle."""
-        if self.low not in self.plans:
-            return (self.low + self.high) // 2
+        if self.low not in self.plans or self._fails(self.high):
+            return self._middle()
         need = self.plans[self.low].peak_reserved_bytes
         if self.high not in self.plans:
-            slope = self.program.slope() * self.unit
-            return min(self.low + math.floor((self.room - need) / slope), 2 * self.low) if slope > 0 else 2 * self.low
-        if turn % 3 == 0:
-            return (self.low + self.high) // 2
+            # Three values near each other make a parabola; where they did not, the slope leads on.
+            below = max((unit for unit in self.plans if unit < self.low), default=None)
+            rise = 0 if below is None else need - self.plans[below].peak_reserved_bytes
+            if below is None or len(self.plans) < 3 or rise <= 0:
+                return 2 * self.low
+            return min(self.low + (self.room - need) * (self.low - below) // rise, _LEAP * self.low)
+        if turn % 3 == 0 or self.high > _WIDE * self.low:
+            return self._middle()
         rise = self._need(self.high) - need
         return self.low + (self.room - need) * (self.high - self.low) // rise if rise > 0 else self.low
+
+    def _middle(self) -> int:
+        """By ratio while the ends are of different orders of magnitude: half of a far end is as far."""
+        near = max(self.low, 1)
+        return math.isqrt(near * self.high) if self.high > _WIDE * near else (self.low + self.high) // 2
 
     def _need(self, unit: int) -> int:
         """What a batch that does not fit would reserve without a limit."""
@@ -283,10 +362,20 @@ class _Search:
         if self.room <= 0:
             yield "the CUDA context and what is kept free leave nothing to the allocator"
         if self.low == program.last // self.unit:
-            yield f"the search ends at {axis} {program.last}: memory does not limit it"
+            why = "memory does not limit it" if axis == "batch" else "the end of the range, widen it"
+            yield f"the search ends at {axis} {self.low * self.unit}: {why}"
         if self.unknown is not None:
-            yield f"{axis} {self.unknown} was not traced; what lies above {max(self.low, 0) * self.unit} is not proved"
-        if self.failed is not None and self.failed == self.high:
-            yield f"the program does not run at {axis} {self.failed * self.unit}"
+            yield f"{self._proved()}{axis} {self.unknown} was not traced (limit of traces or time): not proved"
+        if self._fails(self.high):
+            yield f"{axis} {self.high * self.unit} and more do not run: {program.failed[self.high * self.unit].what}"
+        if self._fails(self.low):
+            yield f"{axis} {self.low * self.unit} does not run: {program.failed[self.low * self.unit].what}"
         if program.traced and program.why:
             yield f"{program.why}: traced at {axis} {', '.join(map(str, program.traced))}"
+
+    def _proved(self) -> str:
+        """What is known when the search has to end before the answer."""
+        ends = [f"it fits at {self.low * self.unit}"] if self.low in self.plans else []
+        if self.high in self.plans:
+            ends.append(f"it does not fit at {self.high * self.unit}")
+        return f"{', '.join(ends)}; " if ends else ""

@@ -40,7 +40,7 @@ class DeviceBatch:
         return {
             "name": device.name, "arch": device.arch, "capacity_bytes": device.capacity_bytes,
             "context_bytes": device.context_bytes, "axis": answer.axis, "batch": answer.batch, "proved": answer.proved,
-            "safety": limits.safety, "reserved_for_others_bytes": limits.reserve_bytes,
+            "bound": str(answer.bound), "safety": limits.safety, "reserved_for_others_bytes": limits.reserve_bytes,
             "processes": limits.processes, "multiple_of": answer.multiple_of,
             "allocator_bytes": answer.allocator_bytes, "reserved_bytes": answer.reserved_bytes,
             "margin_bytes": answer.margin_bytes, "releases": answer.releases, "traces": answer.traces,
@@ -61,6 +61,11 @@ class BatchReport:
     stands for the cheapest: prices change by the day and are not known here."""
     coverage: Coverage
     seconds: float
+
+    def __str__(self) -> str:
+        answers = (f"{entry.answer.batch or 'none'} on {entry.device.name}" for entry in self.devices)
+        what = f"{self.question.target}, {self.question.workload.mode}"
+        return f"{what}: largest {self.best.answer.axis} {', '.join(answers)}"
 
     @property
     def best(self) -> DeviceBatch:

@@ -7,6 +7,7 @@ the same events the sizes can be interpolated, which is how a search gets close 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Protocol
 
 from fxmem.demand import DemandLaw, demand_law
+from fxmem.errors import FxmemError, UsageError
 from fxmem.kernels import Target, expand
 from fxmem.law import BatchLaw, Piece
 from fxmem.liveness import collector_paused
@@ -22,7 +24,10 @@ from fxmem.tape import Demand, Tape
 
 MAX_BATCH = 2**24
 """Where a search ends: memory that does not limit the batch here does not limit it."""
-MAX_TRACES = 8
+MAX_TRACES = 24
+"""Enough to come near from afar and halve a bracket; curves that fit take five."""
+MAX_SECONDS = 300.0
+"""No trace begins when so much was spent on tracing."""
 _STRIDE = 8
 """The second tape of a line lies an eighth below the first."""
 
@@ -71,17 +76,19 @@ class Program(Protocol):
     """The values looked at, both included."""
     traced: list[int]
     """Values that had to be traced."""
+    failed: dict[int, FxmemError]
+    """Those among them at which the program does not run."""
     why: str
     """Why they had to be."""
     calibrated: bool
     """Whether a guess is likely to be right."""
 
     @property
-    def exhausted(self) -> bool:
-        """Whether no further value may be traced."""
+    def known(self) -> Sequence[int]:
+        """Values whose tapes are there because they were traced, for nothing more."""
 
     def at(self, value: int, /) -> Tape | None:
-        """The whole tape; ``None``: not known, and it may not or cannot be traced."""
+        """The whole tape; ``None``: it does not run (``failed``), or no more may be traced."""
 
     def demand(self, value: int, /) -> Demand | None:
         """What the whole tape asks of the allocator; ``None`` as for :meth:`at`."""
@@ -95,11 +102,37 @@ class Program(Protocol):
     def guess(self, room: int, /) -> int:
         """The value to begin with."""
 
-    def slope(self) -> float:
-        """Bytes by which the peak grows with the value, 0 where that is not known."""
-
     def learn(self, fits: int, fails: int, room: int, /) -> None:
         """Keep an answer, for further guesses."""
+
+
+class _Tracer:
+    """Traces values within limits, and keeps why some do not run."""
+
+    def __init__(self, trace: Callable[[int], Tape], limit: int, seconds: float) -> None:
+        self.traced: list[int] = []
+        self.failed: dict[int, FxmemError] = {}
+        self._trace, self._limit, self._left = trace, limit, seconds
+
+    def at(self, value: int) -> Tape | None:
+        """The tape; ``None``: the limits are reached, or the program does not run."""
+        if value in self.failed or len(self.traced) >= self._limit or self._left <= 0:
+            return None
+        self.traced.append(value)
+        began = time.perf_counter()
+        try:
+            return self._trace(value)
+        except UsageError:
+            raise  # wrong at every value
+        except FxmemError as error:
+            self.failed[value] = error
+            return None
+        finally:
+            self._left -= time.perf_counter() - began
+
+
+def _untraced(value: int) -> Tape:
+    raise AssertionError(f"nothing traces {value}")
 
 
 class Tapes:
@@ -109,9 +142,10 @@ class Tapes:
         law: What is known of it.
         steps: Steps of its loop.
         target: The GPU whose kernels run.
-        trace: Traces a batch that the law does not cover, all steps of it; ``None`` where the program
-            does not run at this batch.
+        trace: Traces a batch that the law does not cover, all steps of it.
         limit: How often ``trace`` may be called.
+        seconds: After which it is not called again.
+        start: The batch to begin with where there is no law.
     """
 
     axis = "batch"
@@ -119,19 +153,18 @@ class Tapes:
     last = MAX_BATCH
 
     def __init__(
-        self, law: BatchLaw, steps: int, target: Target, trace: Callable[[int], Tape | None] | None = None,
-        limit: int = MAX_TRACES,
+        self, law: BatchLaw, steps: int, target: Target, trace: Callable[[int], Tape] | None = None,
+        limit: int = MAX_TRACES, seconds: float = MAX_SECONDS, start: int = 1,
     ) -> None:  # fmt: skip
         self.law = law
-        self.traced: list[int] = []
+        self._tracer = _Tracer(trace or _untraced, limit if trace else 0, seconds)
+        self.traced, self.failed = self._tracer.traced, self._tracer.failed
         self.calibrated = False
         self.why = "" if law.exact else f"no batch law ({law.why})"
         self._steps = steps
         self._target = target
-        self._trace = trace
-        self._limit = limit
+        self._start = start
         self._known: dict[int, Demand] = {}
-        self._failed: set[int] = set()
         self._traced: dict[int, Tape] = {}
         self._overhead: dict[int, float] = {}
 
@@ -145,12 +178,15 @@ class Tapes:
         return self.law.pieces()
 
     @property
-    def exhausted(self) -> bool:
-        """Whether no further batch may be traced."""
-        return self._trace is None or len(self.traced) >= self._limit
+    def known(self) -> Sequence[int]:
+        """Where there is no law: batches that were traced, to look for one or since."""
+        if self.law.lines is not None:
+            return ()
+        alone = [tape.batch for tape in self.law.lone if tape.batch in self._traced or extend(tape, self._steps)]
+        return sorted({*alone, *self._traced})
 
     def at(self, batch: int) -> Tape | None:
-        """The tape at a batch with all steps and kernels; ``None``: not known, and none may be traced."""
+        """The tape at a batch with all steps and kernels; ``None``: it does not run, or no more may be traced."""
         with collector_paused():
             return self._lines.tape(batch) if self._lines is not None and self._on_lines(batch) else self._alone(batch)
 
@@ -172,7 +208,9 @@ class Tapes:
             return self._alone(batch)
 
     def line(self, batch: int) -> Line | None:
-        """The line through the two tapes nearest to a batch; ``None`` where their events differ."""
+        """The line through the two tapes nearest to a batch, without a law the parabola through three."""
+        if self.law.lines is None:
+            return _curve(self._known, batch, 3)
         below = max(batch - max(batch // _STRIDE, 1), 1)
         if len(self._known) < 2 and self._on_lines(below):
             self.demand(below)
@@ -180,6 +218,8 @@ class Tapes:
 
     def guess(self, room: int) -> int:
         """The largest batch whose requested bytes, with what the allocator wasted nearby, do not pass the limit."""
+        if self.law.lines is None:
+            return self._start
         pieces = self._pieces
         plain = self._guess(room)
         if self._overhead and pieces:
@@ -195,19 +235,8 @@ class Tapes:
             self._overhead[fits] = 2 * room / sum(requested)
             self.calibrated = True
 
-    def slope(self) -> float:
-        """Bytes per sample between the two largest batches that stand for themselves in the law."""
-        points = [piece for piece in self._pieces if piece.from_batch == piece.to_batch][-2:]
-        if len(points) < 2:
-            return 0.0
-        return (points[1].fixed_bytes - points[0].fixed_bytes) / (points[1].from_batch - points[0].from_batch)
-
     def _guess(self, room: int) -> int:
-        pieces = self._pieces
-        best = max((batch for piece in pieces if (batch := _last_within(piece, room))), default=1)
-        if pieces and pieces[-1].to_batch is not None and self.slope() > 0:
-            best = pieces[-1].from_batch + math.floor((room - pieces[-1].fixed_bytes) / self.slope())
-        return best
+        return max((batch for piece in self._pieces if (batch := _last_within(piece, room))), default=1)
 
     def _on_lines(self, batch: int) -> bool:
         lines = self.law.lines
@@ -215,18 +244,12 @@ class Tapes:
 
     def _alone(self, batch: int) -> Tape | None:
         """A batch beside the lines: known from the law, or traced."""
-        if batch in self._traced or batch in self._failed:
-            return self._traced.get(batch)
-        tape = extend(self.law.at(batch), self._steps) if self.law.covers(batch) else None
-        if tape is None:
-            if self._trace is None or self.exhausted:
+        if batch not in self._traced:
+            tape = extend(self.law.at(batch), self._steps) if self.law.covers(batch) else None
+            tape = tape or self._tracer.at(batch)
+            if tape is None:
                 return None
-            self.traced.append(batch)
-            tape = self._trace(batch)
-        if tape is None:
-            self._failed.add(batch)
-            return None
-        self._traced[batch] = expand(tape, self._target)
+            self._traced[batch] = expand(tape, self._target)
         return self._traced[batch]
 
 
@@ -240,43 +263,41 @@ class VariedTapes:
         axis: ``seq`` or ``image``.
         values: The first and the last value looked at.
         target: The GPU whose kernels run.
-        trace: Traces a value, all steps of it; ``None`` where the program does not run at this value.
+        trace: Traces a value, all steps of it.
         limit: How often ``trace`` may be called.
+        seconds: After which it is not called again.
     """
 
     def __init__(
-        self, axis: str, values: tuple[int, int], target: Target, trace: Callable[[int], Tape | None],
-        limit: int = 2 * MAX_TRACES,
+        self, axis: str, values: tuple[int, int], target: Target, trace: Callable[[int], Tape],
+        limit: int = MAX_TRACES, seconds: float = MAX_SECONDS,
     ) -> None:  # fmt: skip
         self.axis = axis
         self.first, self.last = values
-        self.traced: list[int] = []
+        self._tracer = _Tracer(trace, limit, seconds)
+        self.traced, self.failed = self._tracer.traced, self._tracer.failed
         self.calibrated = False
         self.why = f"memory is a polynomial of {axis}, found from traces and proved by one"
         self._target = target
-        self._trace = trace
-        self._limit = limit
-        self._written: dict[int, Tape | None] = {}
+        self._written: dict[int, Tape] = {}
 
     @property
-    def exhausted(self) -> bool:
-        """Whether no further value may be traced."""
-        return len(self.traced) >= self._limit
+    def known(self) -> Sequence[int]:
+        """Values that were traced."""
+        return sorted(self._written)
 
     def at(self, value: int) -> Tape | None:
         """The whole tape at a value; ``None``: it does not run, or no more may be traced."""
         if value not in self._written:
-            if self.exhausted:
+            tape = self._tracer.at(value)
+            if tape is None:
                 return None
-            self.traced.append(value)
-            tape = self._trace(value)
-            self._written[value] = None if tape is None else expand(tape, self._target)
+            self._written[value] = expand(tape, self._target)
         return self._written[value]
 
     def line(self, value: int) -> Line | None:
         """Parabolas through three tapes; ``None`` until there are so many with the same events."""
-        known = {at: tape.demand for at, tape in self._written.items() if tape is not None}
-        return _curve(known, value, 3)
+        return _curve({at: tape.demand for at, tape in self._written.items()}, value, 3)
 
     def demand(self, value: int) -> Demand | None:
         """What the whole tape at a value asks of the allocator."""
@@ -293,10 +314,6 @@ class VariedTapes:
     def guess(self, room: int) -> int:  # noqa: ARG002 - part of the protocol
         """The smallest value."""
         return self.first
-
-    def slope(self) -> float:
-        """Not known: the search doubles the value."""
-        return 0.0
 
 
 def _curve(known: dict[int, Demand], value: int, count: int) -> Line | None:

@@ -118,7 +118,7 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
     first = {
         "name": "rtx-3060", "arch": "sm_86", "capacity_bytes": 12 * GIB, "context_bytes": None, "axis": "batch",
-        "batch": 96,
+        "batch": 96, "bound": "memory",
         "proved": True, "safety": 0.9, "reserved_for_others_bytes": GIB, "processes": 1, "multiple_of": 1,
         "allocator_bytes": 9 * GIB + 900 * MIB, "reserved_bytes": 9 * GIB, "margin_bytes": 900 * MIB, "releases": 0,
         "traces": 0, "next": following, "scaling": report["scaling"], "curve": [],

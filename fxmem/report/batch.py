@@ -71,8 +71,16 @@ def _proof(device: Mapping[str, Any]) -> str:
     if not device["batch"]:
         return f"not even the smallest {axis} fits" if device["proved"] else f"no {axis} is known to fit"
     if not device["proved"]:
-        return f"fits{step}; the next one is not known not to"
-    return f"replayed: it fits{step}, the next one does not"
+        above = "the next one is not known not to"
+        if device["next"] is not None:
+            above = f"{axis} {device['next']['batch']} does not; what lies between was not traced"
+        return f"fits{step}; {above}"
+    ends = {
+        "memory": ", the next one does not",
+        "range": "; the search ends here" if axis == "batch" else "; the end of the range: widen it",
+        "program": ", the next one does not run",
+    }
+    return f"replayed: it fits{step}{ends[device['bound']]}"
 
 
 def _share(device: Mapping[str, Any]) -> str:

@@ -9,8 +9,8 @@ from budgets import attention
 from tapes import TapeBuilder, mlp
 
 from fxmem.allocator import AllocatorConfig, replay, shortage
-from fxmem.batch import Limits, largest
-from fxmem.errors import UsageError
+from fxmem.batch import Bound, Limits, largest
+from fxmem.errors import TraceError, UsageError
 from fxmem.kernels import Target, expand
 from fxmem.law import fit, with_kernels
 from fxmem.program import MAX_BATCH, Tapes, VariedTapes
@@ -164,21 +164,110 @@ def test_without_a_law_each_batch_is_traced():
 
 def test_a_limit_of_traces():
     answer = largest(tapes(uneven, trace=lambda batch: extend(uneven(batch), 3), limit=1), CONFIG, limits(4000))
-    assert not answer.proved
+    assert (answer.proved, answer.bound, answer.traces) == (False, Bound.UNKNOWN, 1)
     assert any("was not traced" in note for note in answer.notes)
+
+
+def test_a_limit_of_time():
+    answer = largest(tapes(quadratic, trace=traced_up_to(), seconds=1e-9), CONFIG, limits(4000))
+    assert (answer.proved, answer.traces) == (False, 1)
+    assert answer.batch >= 4
+
+
+def traced_up_to(last=MAX_BATCH, make=None):
+    """Trace a program that raises above some batch, as one with a table of positions does."""
+
+    def trace(batch: int) -> Tape:
+        if batch > last:
+            raise TraceError("index out of range")
+        return extend((make or quadratic)(batch), 3)
+
+    return trace
+
+
+def quadratic(batch: int) -> Tape:
+    """Scores of each sample with each other, kept for a backward pass."""
+    b = TapeBuilder(batch, training=True).keep("w", (8 * MIB,))
+    for _ in (1, 2):
+        b.step()
+        b.op("mm.default", reads=["w"], makes={"h": (batch, 512), "s": (batch, batch)}, role=Role.ACTIVATION)
+        b.op("mm.default", reads=["s"], makes={"g": (batch, batch)}, phase=Phase.BACKWARD, frees=["h", "s"]).free("g")
+    return b.build()
+
+
+@pytest.mark.parametrize("start", [1, 13, 4096, 1_000_000])
+@pytest.mark.parametrize("mib", [120, 800, 24_000])
+def test_memory_that_is_quadratic_in_the_batch(start, mib):
+    program = tapes(quadratic, batches=(2, 3, 13), trace=traced_up_to(), start=start)
+    answer = largest(program, CONFIG, limits(mib))
+    assert (answer.proved, answer.bound) == (True, Bound.MEMORY)
+    for batch, fits in ((answer.batch, True), (answer.batch + 1, False)):
+        demand = expand(extend(quadratic(batch), 3), TARGET)
+        assert (replay(demand, CONFIG, mib * MIB).oom is None) is fits
+    assert answer.traces <= 8
+
+
+def test_what_was_traced_and_fits_is_never_none():
+    for limit in range(8):
+        program = tapes(quadratic, batches=(2, 3, 13), trace=traced_up_to(), start=100_000, limit=limit)
+        answer = largest(program, CONFIG, limits(800))
+        assert answer.batch >= 13
+        assert answer.proved or any(f"fits at {answer.batch}" in note for note in answer.notes)
+    assert answer.proved
+    program = tapes(quadratic, batches=(2, 3, 13), trace=traced_up_to(), start=100_000, limit=1)
+    answer = largest(program, CONFIG, limits(800))
+    assert "it does not fit at 100000" in answer.notes[0]
+    assert answer.next is not None
+    assert answer.next.batch == 100_000
+
+
+def forked(batch: int) -> Tape:
+    """Takes another way at every third batch, so that no curve can lead."""
+    b = TapeBuilder(batch)
+    for _ in (1, 2):
+        b.step()
+        names = [f"x{index}" for index in range(1 + batch % 3)]
+        for name in names:
+            b.op("mm.default", makes={name: (batch, batch)})
+        b.free(*names)
+    return b.build()
+
+
+@pytest.mark.parametrize("start", [1, 4096, 1_000_000])
+@pytest.mark.parametrize("mib", [60, 800, 4000, 24_000])
+def test_without_a_curve_the_bracket_is_halved(start, mib):
+    program = tapes(forked, batches=(2, 3, 13), trace=traced_up_to(make=forked), start=start)
+    answer = largest(program, CONFIG, limits(mib))
+    assert answer.proved
+    assert answer.traces <= 22
+
+
+def test_several_limits_share_the_traces():
+    program = tapes(quadratic, batches=(2, 3, 13), trace=traced_up_to())
+    first = largest(program, CONFIG, limits(800))
+    again = largest(program, CONFIG, limits(800))
+    assert (again.batch, again.traces) == (first.batch, first.traces)
 
 
 def test_a_program_that_does_not_run():
-    answer = largest(tapes(uneven, batches=(2, 3), trace=lambda batch: None), CONFIG, limits(4000))
-    assert not answer.proved
-    assert any("was not traced" in note for note in answer.notes)
+    answer = largest(tapes(uneven, batches=(2, 3), trace=traced_up_to(0)), CONFIG, limits(4000))
+    assert (answer.batch, answer.proved, answer.bound) == (3, True, Bound.PROGRAM)
+    assert any("batch 4 and more do not run: index out of range" in note for note in answer.notes)
 
 
 def test_a_program_that_does_not_run_beyond():
-    program = tapes(uneven, trace=lambda batch: extend(uneven(batch), 3) if batch <= 7 else None, limit=20)
+    program = tapes(uneven, trace=traced_up_to(7, uneven), limit=20)
     answer = largest(program, CONFIG, limits(4000))
-    assert (answer.batch, answer.proved, answer.next) == (7, True, None)
-    assert any("does not run at batch 8" in note for note in answer.notes)
+    assert (answer.batch, answer.proved, answer.bound, answer.next) == (7, True, Bound.PROGRAM, None)
+    assert any("batch 8 and more do not run: index out of range" in note for note in answer.notes)
+
+
+def test_what_does_not_run_at_one_sample_does_not_bound_the_rest():
+    program = tapes(quadratic, batches=(2, 3, 13), trace=traced_up_to(0))
+    for _ in range(2):
+        answer = largest(program, CONFIG, limits(20))
+        assert (answer.batch, answer.proved, answer.bound) == (0, True, Bound.MEMORY)
+        assert any("batch 1 does not run" in note for note in answer.notes)
 
 
 def test_a_batch_below_the_law_is_traced():
@@ -212,11 +301,34 @@ def test_along_another_axis_memory_is_a_parabola():
 
 def test_a_range_that_fits_whole_or_not_at_all():
     whole = largest(VariedTapes("seq", (16, 99), TARGET, lambda seq: attention(2, seq)), CONFIG, limits(1024))
-    assert (whole.batch, whole.proved, whole.next) == (99, True, None)
+    assert (whole.batch, whole.proved, whole.next, whole.bound) == (99, True, None, Bound.RANGE)
+    assert any("the end of the range, widen it" in note for note in whole.notes)
     none = largest(VariedTapes("seq", (500, 900), TARGET, lambda seq: attention(2, seq)), CONFIG, limits(50))
     assert (none.batch, none.proved) == (0, True)
     assert none.next is not None
     assert none.next.batch == 500
+
+
+@pytest.mark.parametrize("last", [17, 100, 1024, 1025])
+def test_a_range_beyond_what_runs(last):
+    def trace(seq: int) -> Tape:
+        if seq > last:
+            raise TraceError("index out of range")
+        return attention(2, seq)
+
+    program = VariedTapes("seq", (16, 8192), TARGET, trace)
+    answer = largest(program, CONFIG, limits(4000))
+    assert (answer.batch, answer.proved, answer.bound, answer.next) == (last, True, Bound.PROGRAM, None)
+    assert f"seq {last + 1} and more do not run: index out of range" in answer.notes
+    assert answer.traces <= 18
+
+
+def test_what_is_wrong_at_every_value_is_raised():
+    def trace(seq: int) -> Tape:
+        raise UsageError("seq changes nothing here")
+
+    with pytest.raises(UsageError):
+        largest(VariedTapes("seq", (16, 8192), TARGET, trace), CONFIG, limits(4000))
 
 
 def test_lines_and_parabolas():

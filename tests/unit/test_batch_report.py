@@ -8,10 +8,12 @@ import pytest
 from reports import batch_report
 from tapes import mlp
 
+import fxmem
 from fxmem.allocator_config import AllocatorConfig
 from fxmem.batch import Limits, largest
 from fxmem.batch_report import DeviceBatch, report_batches
 from fxmem.device import find_device
+from fxmem.errors import UsageError
 from fxmem.estimate import Question
 from fxmem.kernels import Target
 from fxmem.law import fit
@@ -80,9 +82,24 @@ def test_table_keeps_the_width():
 def test_an_answer_without_proof_says_so():
     first, second = batch_report()["devices"]
     assert answer_rows(second)[0] == ("batch", "none", "no batch is known to fit")
-    assert "not known not to" in answer_rows({**first, "proved": False})[0][2]
     assert answer_rows({**second, "proved": True})[0][2] == "not even the smallest batch fits"
+    assert "batch 97 does not; what lies between was not traced" in answer_rows({**first, "proved": False})[0][2]
+    assert "not known not to" in answer_rows({**first, "proved": False, "next": None})[0][2]
     assert len(sections(batch_report(devices=1, next=None))) == 3
+
+
+@pytest.mark.parametrize(
+    ("axis", "bound", "words"),
+    [
+        ("batch", "memory", "it fits, the next one does not"),
+        ("image", "range", "it fits; the end of the range: widen it"),
+        ("batch", "range", "it fits; the search ends here"),
+        ("seq", "program", "it fits, the next one does not run"),
+    ],
+)
+def test_what_ends_the_search_is_said(axis, bound, words):
+    first, _ = batch_report(axis=axis, bound=bound)["devices"]
+    assert answer_rows(first)[0][2] == f"replayed: {words}"
 
 
 def test_many_devices_keep_the_width():
@@ -96,3 +113,16 @@ def test_many_devices_keep_the_width():
 
 def test_the_next_batch_lacks_memory():
     assert answer_rows(batch_report()["devices"][0])[-1][:2] == ("batch 97", "lacks 44.0 MiB")
+
+
+def test_it_prints_as_a_sentence():
+    found = report("t4", "1GiB")
+    small, large = (entry.answer.batch for entry in found.devices)
+    assert str(found) == f"m.py, training: largest batch {small} on 1GiB, {large} on t4"
+
+
+def test_python_renders_what_the_command_line_prints():
+    found = report("t4")
+    assert fxmem.render(found, "markdown") == render_batch(found.to_dict(), "markdown")
+    with pytest.raises(UsageError, match="no format 'html'\n  next: use table, json, markdown"):
+        fxmem.render(found, "html")
