@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fxmem.errors import DoesNotFitError, FxmemError
     from fxmem.estimate import Estimate
     from fxmem.preflight import preflight
+    from fxmem.report import render
     from fxmem.tape import Tape
     from fxmem.workload import ConvWorkspace, InputSpec, Mode, Vary, Workload
 
@@ -43,6 +44,7 @@ __all__ = [
     "find_device",
     "max_batch",
     "preflight",
+    "render",
     "trace",
 ]
 
@@ -57,6 +59,7 @@ _HOME = {
     "FxmemError": "fxmem.errors",
     "MemoryBudget": "fxmem.batching",
     "preflight": "fxmem.preflight",
+    "render": "fxmem.report",
     "Estimate": "fxmem.estimate",
     "Tape": "fxmem.tape",
     "ConvWorkspace": "fxmem.workload",

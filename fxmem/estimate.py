@@ -19,15 +19,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from fxmem.allocator import Plan, StepPeak
 from fxmem.device import Device
 from fxmem.law import BatchLaw, Piece, counted
-from fxmem.liveness import (
-    ACTIVATION_ROLES,
-    ModuleRow,
-    last_use_peak,
-    lifetimes,
-    live_at,
-    module_table,
-    peak,
-)
+from fxmem.liveness import ACTIVATION_ROLES, ModuleRow, last_use_peak, lifetimes, live_at, module_table, peak
 from fxmem.tape import Op, Phase, Role, Tape
 from fxmem.units import format_size
 from fxmem.workload import Workload
@@ -205,6 +197,12 @@ class Estimate:
         device_bytes = None if parts.context is None else top.reserved_bytes + parts.context
         if device_bytes != top.device_bytes:
             raise ValueError(f"with the context the parts sum to {device_bytes} bytes, not to {top.device_bytes}")
+
+    def __str__(self) -> str:
+        top = self.peak
+        sizes = f"allocated {format_size(top.allocated_bytes)}, reserved {format_size(top.reserved_bytes)}"
+        verdict = "" if self.fits is None else f", {'fits' if self.fits else 'does not fit'} {self.device.name}"
+        return f"{self.target}, {self.mode}, batch {self.batch}: {sizes}{verdict}"
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON object of ``fxmem estimate --format json`` (design, part 3)."""

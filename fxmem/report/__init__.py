@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
+from fxmem.errors import UsageError
 from fxmem.report import batch, calibration, diff
 from fxmem.report.json import JsonReporter
 from fxmem.report.markdown import MarkdownReporter
@@ -18,6 +19,7 @@ from fxmem.report.table import TableReporter
 __all__ = [
     "FORMATS",
     "Reporter",
+    "render",
     "render_batch",
     "render_calibration",
     "render_diff",
@@ -59,6 +61,41 @@ def reporter(name: str, *, depth: int | None = None) -> Reporter:
         MarkdownReporter.name: MarkdownReporter(depth=depth),
     }
     return makers[name]
+
+
+class Result(Protocol):
+    """What the library returns: an :class:`~fxmem.estimate.Estimate` or a ``BatchReport``."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Its mapping."""
+        ...
+
+
+def render(result: Result, name: str = TableReporter.name, *, depth: int | None = None) -> str:
+    """Write what :func:`fxmem.estimate` or :func:`fxmem.max_batch` returned, as the command line does.
+
+    Args:
+        result: The answer.
+        name: ``table``, ``json`` or ``markdown``.
+        depth: Levels of an estimate's table of modules, ``None`` for none.
+
+    Raises:
+        UsageError: No such format.
+
+    >>> import fxmem, torch
+    >>> found = fxmem.estimate(torch.nn.Linear(8, 4), lambda batch: torch.zeros(batch, 8), batch=2)
+    >>> print(found)
+    Linear, inference, batch 2: allocated 32.0 MiB, reserved 34.0 MiB
+    >>> print(fxmem.render(found))  # doctest: +ELLIPSIS
+    Linear: inference, batch 2, float32
+    on h200 (sm_90, no memory limit), torch ...
+    """
+    if name not in FORMATS:
+        raise UsageError(f"there is no format {name!r}", where="render", hint=f"use {', '.join(FORMATS)}")
+    report = result.to_dict()
+    if "devices" in report:
+        return render_batch(report, name)
+    return reporter(name, depth=depth).render(report)
 
 
 def render_batch(report: Mapping[str, Any], name: str) -> str:

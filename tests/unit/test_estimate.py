@@ -243,3 +243,10 @@ def test_what_belongs_to_another_batch_is_refused() -> None:
         answer(mlp(2))
     with pytest.raises(ValueError, match="batch 4"):
         answer(mlp(4), plan=replay(mlp(4, steps=3), AllocatorConfig()))
+
+
+def test_it_prints_as_a_sentence() -> None:
+    estimate = answer(mlp(4))
+    assert str(estimate) == "model.py, training, batch 4: allocated 4.5 KiB, reserved 2.0 MiB, fits 24GiB"
+    assert "does not fit 24GiB" in str(replace(estimate, fits=False))
+    assert str(replace(estimate, fits=None)).endswith("reserved 2.0 MiB")
