@@ -8,9 +8,12 @@ is not on a tape, nor are single numbers; both are left out, and counted.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -125,6 +128,20 @@ def _tape(target: str, workload: Workload) -> Tape:
     return to_tape(recorder, batch=workload.batch, training=workload.training, modules=())
 
 
+@contextlib.contextmanager
+def _stderr_closed() -> Iterator[None]:
+    """Keep off what torch's profiler writes past ``sys.stderr`` when it starts and stops."""
+    sys.stderr.flush()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # there is no stderr
+            kept = os.dup(2)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, 2)
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+        yield
+
+
 class _Profiled:
     """Stops the profiler at the loop's end, while output and state are still bound."""
 
@@ -132,7 +149,8 @@ class _Profiled:
         self.phase = Phase.SETUP
         self._profiler = profiler
         self._running = True
-        profiler.start()
+        with _stderr_closed():
+            profiler.start()
 
     def begin_step(self, step: int) -> None:
         """The first step begins with the profiler."""
@@ -140,7 +158,8 @@ class _Profiled:
     def end_steps(self) -> None:
         if self._running:
             self._running = False
-            self._profiler.stop()
+            with _stderr_closed():
+                self._profiler.stop()
 
     def name_gradients(self, params: Iterable[nn.Parameter]) -> None:
         """Needs no names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -109,3 +110,9 @@ def test_command_says_what_differs(target, monkeypatch):
     result = CliRunner().invoke(main, ["verify", target, "--batch", "3"])
     assert result.exit_code == 1
     assert "Only on the tape" in result.stdout
+
+
+def test_the_profilers_own_lines_are_kept_off(target, capfd):
+    verify(target, Workload(batch=2))
+    os.write(2, b"stderr is back")
+    assert capfd.readouterr().err == "stderr is back"
