@@ -202,7 +202,8 @@ class Estimate:
         top = self.peak
         sizes = f"allocated {format_size(top.allocated_bytes)}, reserved {format_size(top.reserved_bytes)}"
         verdict = "" if self.fits is None else f", {'fits' if self.fits else 'does not fit'} {self.device.name}"
-        return f"{self.target}, {self.mode}, batch {self.batch}: {sizes}{verdict}"
+        context = " if the CUDA context (unknown) does too" if self.fits and top.device_bytes is None else ""
+        return f"{self.target}, {self.mode}, batch {self.batch}: {sizes}{verdict}{context}"
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON object of ``fxmem estimate --format json`` (design, part 3)."""

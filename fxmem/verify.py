@@ -131,7 +131,8 @@ def _tape(target: str, workload: Workload) -> Tape:
 @contextlib.contextmanager
 def _stderr_closed() -> Iterator[None]:
     """Keep off what torch's profiler writes past ``sys.stderr`` when it starts and stops."""
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # there is no stderr
             kept = os.dup(2)

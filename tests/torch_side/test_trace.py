@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fxmem import api
+from fxmem.device import DEFAULT
 from fxmem.errors import DataDependentError, TraceError, UsageError
 from fxmem.recording.memo import forget
 from fxmem.tape import Phase, Ref, Role, Tape, TensorMeta
@@ -524,9 +525,7 @@ def test_autocast_casts_weights_once_per_region():
 
 def test_steps_beyond_the_second_repeat_it():
     two, four = (traced(Block(), mode=Mode.TRAINING, optimizer="adamw", steps=n) for n in (2, 4))
-    ran = api._Run(
-        Block(), Workload(mode=Mode.TRAINING, batch=4), api.devices.DEFAULT, inputs=lambda b: torch.zeros(b, 8)
-    )
+    ran = api._Run(Block(), Workload(mode=Mode.TRAINING, batch=4), DEFAULT, inputs=lambda b: torch.zeros(b, 8))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["fxmem.trace"], "RECORDED_STEPS", 4)
         really = ran.at(4).recorded
@@ -542,9 +541,7 @@ def test_steps_beyond_the_second_repeat_it():
 
 
 def test_memo_changes_nothing():
-    run = api._Run(
-        Block(), Workload(mode=Mode.TRAINING, batch=4), api.devices.DEFAULT, inputs=lambda b: torch.zeros(b, 8)
-    )
+    run = api._Run(Block(), Workload(mode=Mode.TRAINING, batch=4), DEFAULT, inputs=lambda b: torch.zeros(b, 8))
     first = run.at(4).tape
     again = run.at(4).tape
     forget(run.fake_mode)

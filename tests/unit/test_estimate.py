@@ -250,3 +250,4 @@ def test_it_prints_as_a_sentence() -> None:
     assert str(estimate) == "model.py, training, batch 4: allocated 4.5 KiB, reserved 2.0 MiB, fits 24GiB"
     assert "does not fit 24GiB" in str(replace(estimate, fits=False))
     assert str(replace(estimate, fits=None)).endswith("reserved 2.0 MiB")
+    assert str(answer(mlp(4), context=None)).endswith("fits 24GiB if the CUDA context (unknown) does too")
