@@ -34,6 +34,7 @@ def borrowed(module: nn.Module, fake_mode: FakeTensorMode) -> Iterator[nn.Module
         with _disable_current_modes(), torch.no_grad():
             for part in module.modules():
                 loan.take(part)
+            loan.copies.clear()  # a copy lives as long as the module keeps it
         yield module
     finally:
         loan.give_back()

@@ -99,6 +99,14 @@ def _cdist_backward(op: Op, target: Target) -> list[Step] | None:
     return [Out(0), Take("terms", nbytes(grad) * first.shape[-1])]
 
 
+def _pdist_backward(op: Op, target: Target) -> list[Step] | None:
+    """``pdist_backward_kernel_impl`` in aten/src/ATen/native/cuda/DistanceKernel.cu: one term per pair and column."""
+    points = tensor(op, 1)
+    if points is None:
+        return None
+    return [Out(0), Take("terms", nbytes(points) * (points.shape[0] - 1))]
+
+
 def _affine_grid(op: Op, target: Target) -> list[Step] | None:
     """``affine_grid_generator`` in aten/src/ATen/native/AffineGridGenerator.cpp: a base grid, filled line by line."""
     theta, size = tensor(op, 0), argument(op, 1, "size")
@@ -128,5 +136,6 @@ POINTWISE: dict[str, Rule] = {
     "_euclidean_dist.default": _euclidean,
     "_cdist_forward.default": _cdist,
     "_cdist_backward.default": _cdist_backward,
+    "_pdist_backward.default": _pdist_backward,
     "affine_grid_generator.default": _affine_grid,
 }

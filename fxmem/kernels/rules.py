@@ -17,6 +17,7 @@ from fxmem.kernels.resample import RESAMPLE
 from fxmem.kernels.rnn import RNN
 from fxmem.kernels.sorting import SORTING
 from fxmem.kernels.steps import Rule
+from fxmem.kernels.transfer import TRANSFER
 
 RULES: dict[str, Rule] = {
     **GEMM,
@@ -33,4 +34,5 @@ RULES: dict[str, Rule] = {
     **SORTING,
     **RESAMPLE,
     **POINTWISE,
+    **TRANSFER,
 }

@@ -32,6 +32,9 @@ _WRITES_INTO_FRESH = frozenset(
 """``areAnyTensorSubclassLike`` in torch/csrc/autograd/FunctionsManual.cpp: in place for plain tensors
 (``value_selecting_reduction_backward``, ``gather_backward``, ``index_backward``, ...)."""
 
+_BY_NAME = (aten.index_put.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+"""Of these, those whose formula may hold the argument by name while it calls (``index_backward``, ``maximum``)."""
+
 _FORMULAS = {
     "BinaryCrossEntropyWithLogitsBackward0": frozenset((aten.sub.Tensor, aten.mul.Tensor)),
     "BinaryCrossEntropyBackward0": frozenset((aten.mul.Tensor,)),
@@ -66,13 +69,14 @@ def donor(
     if notes[0].storage == HOST:
         return None
     engine = maker is not None and (func is aten.add.Tensor or func in _FRESH_OR_FORMULA) and _called_by_engine()
+    fresh = storages[notes[0].storage].maker == maker
     if func is aten.add.Tensor:
         # The engine adds gradients up at a join, into the first one's buffer when nothing else holds it and
         # no graph is made: ``accumulate`` in torch/csrc/autograd/input_buffer.cpp. at::linear adds the bias
         # in place (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
-        wanted = len(tensors) == 2 and (not torch.is_grad_enabled() if engine else producer in _PRODUCTS)
+        joins = not (fresh and engine) or _meets_itself()
+        wanted = len(tensors) == 2 and (joins and not torch.is_grad_enabled() if engine else producer in _PRODUCTS)
     else:
-        fresh = storages[notes[0].storage].maker == maker
         wanted = engine and fresh and _in_formula(func, producer)
     if not wanted:
         return None
@@ -81,8 +85,8 @@ def donor(
     if not owned(storage):
         return None
     held = first._use_count()  # type: ignore[attr-defined]
-    if func is aten.index_put.default:
-        held -= 1  # index_backward holds its argument by name while it calls
+    if func in _BY_NAME:
+        held -= 1
     least = 0 if engine else _OWNED_TENSOR  # in a forward pass a name in Python would hold it less often
     if not least <= held <= _OWNED_TENSOR:
         return None
@@ -100,6 +104,12 @@ def _called_by_engine() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def _meets_itself() -> bool:
+    """Whether two gradients of the running node meet (``x * x``); else what it made is added up in its formula."""
+    edges = torch._C._current_autograd_node().next_functions
+    return len(set(edges)) < len(edges)
 
 
 def _in_formula(func: Any, producer: Any) -> bool:

@@ -105,3 +105,80 @@ def test_a_gradient_of_a_losss_target_is_not_written_in_place(loss, large):
     names = large.split()
     at = next(i for i in range(len(ops)) if [op.name for op in ops[i : i + len(names)]] == names)
     assert [born(tape, op) for op in ops[at : at + len(names)]] == [[4 * 8 * 4]] * len(names)
+
+
+class Two(nn.Module):
+    """Two layers, and what is made of their outputs."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.made = made
+
+    def forward(self, x):
+        return self.made(self.a(x), self.b(x))
+
+
+def backward_of(made, name: str) -> list[list[int]]:
+    tape = traced(Two(made), **TRAINING)
+    return [born(tape, op) for op in tape.ops if op.phase is Phase.BACKWARD and op.name == name]
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [
+        (lambda a, b: sum(t.mean() for t in torch.var_mean(a, -1)) + b.mean(), [128]),  # gself + aux
+        (lambda a, b: a * a + b, []),  # two gradients meet at `a`: the engine adds in place
+    ],
+)
+def test_sums_in_a_formula_take_memory_where_those_of_the_engine_do_not(made, sizes):
+    assert [size for sizes in backward_of(made, "add.Tensor") for size in sizes] == sizes
+
+
+@pytest.mark.parametrize("made", [torch.maximum, lambda a, b: a.clamp(max=b)])
+def test_a_mask_is_filled_into_what_the_formula_made(made):
+    assert all(sizes == [] for sizes in backward_of(made, "masked_fill.Scalar"))
+
+
+def test_distances_within_a_set_take_a_term_for_each_pair():
+    tape = traced(Two(lambda a, b: functional.pdist(a) + functional.pdist(b)), **TRAINING)
+    terms = [born(tape, op) for op in tape.ops if op.name == "_pdist_backward.default"]
+    assert terms == [[4 * 8 * 4, 3 * 4 * 8 * 4]] * 2
+
+
+def test_a_buffer_that_is_rebound_dies():
+    class Average(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            self.mean = self.mean * 0.9
+            return x
+
+    tape = traced(Average(), batch=4, steps=1)
+    (buffer,) = (i for i, storage in enumerate(tape.storages) if storage.role is Role.BUFFER)
+    assert ~buffer in tape.events
+
+
+@pytest.mark.parametrize(
+    ("move", "sizes"),
+    [
+        (lambda x, host: host.to(x.device), [384]),
+        (lambda x, host: host.to(x.device, memory_format=torch.channels_last), [384, 384]),
+        (lambda x, host: host.to(x.device, torch.float16), [192]),
+        (lambda x, host: host.to(x.device, torch.float16, non_blocking=True), [192, 384]),
+        (lambda x, host: x.new_zeros(2, 3, 4, 4).transpose(2, 3).copy_(host), [384]),
+        (lambda x, host: x.cpu(), []),
+        (lambda x, host: x[:, ::2].cpu(), [4 * 4 * 4]),
+        (lambda x, host: x.to("cpu", torch.float64, non_blocking=True), [4 * 8 * 8]),
+    ],
+)
+def test_copies_between_host_and_device_are_staged_where_one_memcpy_does_not_do(move, sizes):
+    class Moves(nn.Module):
+        def forward(self, x):
+            return move(x, torch.zeros(2, 3, 4, 4))
+
+    tape = traced(Moves(), batch=4, steps=1)
+    copies = [born(tape, op) for op in tape.ops if op.name in ("_to_copy.default", "copy_.default")]
+    assert copies == [sizes]
