@@ -279,7 +279,9 @@ class _Search:
             if not self.plans or self.low < start < self.high:
                 return start
         if self.predicted == self.low:
-            return self.low + 1
+            # Near the limit the next one proves it; a curve that ends with a quarter left over leads nowhere.
+            left = self.room - self.plans[self.low].peak_reserved_bytes
+            return self.low + 1 if left <= self.room // 4 else self._between(turn)
         last = next(reversed(self.plans), None)
         if last is None:
             return self._middle()
