@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = ["cases"]  # programs of their own, which import their neighbours
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -15,6 +15,7 @@ import torch
 
 from fxmem.cuda.attention import attention
 from fxmem.cuda.autocast import Autocast, cuda_autocast
+from fxmem.cuda.fourier import register_fourier
 from fxmem.cuda.multihead import encoder_layer, has_torch_function, left_aligned, native_attention
 from fxmem.cuda.normalization import register_normalization
 from fxmem.cuda.places import replaced
@@ -73,6 +74,7 @@ def cuda_operators(
             library.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")
             library.impl("_nested_tensor_from_mask_left_aligned", left_aligned(notes), "AutogradCPU")
             register_normalization(library)
+            register_fourier(library)
             stack.enter_context(replaced([(torch.overrides, "has_torch_function", has_torch_function)]))
             autocast = stack.enter_context(cuda_autocast(on_device, library))
         yield autocast

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fxmem.kernels.conv_workspace import tape_questions
+from fxmem.kernels.fft import ASSUMED
 from fxmem.kernels.rules import RULES
 from fxmem.kernels.steps import Out, Size, Step, Take, Target
 from fxmem.tape import Op, Role, Storage, Tape
@@ -24,6 +25,8 @@ def expand(tape: Tape, target: Target) -> Tape:
     if target.workspaces is not None:  # all of the tape's questions to cuDNN at once
         target.workspaces.prepare(tape_questions([tape], target))
         tape = replace(tape, notes=(*tape.notes, *filter(None, [target.workspaces.note()])))
+    assumed = {ASSUMED[op.name]: None for op in tape.ops if op.name in ASSUMED}
+    tape = replace(tape, notes=(*tape.notes, *assumed))
     steps = [steps_of(op, target) for op in tape.ops]
     return finished(tape, steps, arrange(tape, steps))
 

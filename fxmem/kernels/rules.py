@@ -6,6 +6,7 @@ from fxmem.kernels.attention import ATTENTION
 from fxmem.kernels.batch_norm import BATCH_NORM
 from fxmem.kernels.convolution import CONVOLUTION
 from fxmem.kernels.embedding import EMBEDDING
+from fxmem.kernels.fft import FFT
 from fxmem.kernels.foreach import FOREACH
 from fxmem.kernels.gemm import GEMM
 from fxmem.kernels.index import INDEX
@@ -23,6 +24,7 @@ RULES: dict[str, Rule] = {
     **GEMM,
     **ATTENTION,
     **CONVOLUTION,
+    **FFT,
     **FOREACH,
     **LOSSES,
     **NORM,

@@ -61,7 +61,7 @@ Rule = Callable[[Op, Target], Sequence[Step] | None]
 
 _SIZES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
-    "complex128": 16, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "complex128": 16, "complex32": 4, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 
 

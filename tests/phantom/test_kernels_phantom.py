@@ -19,6 +19,7 @@ PROGRAMS = {
     "k_topk_5,k_cumsum_5,k_roll,kp_max_pool_bw,kp_softmax_bw,kp_native_dropout",
     "reductions, losses, normalisation": "red_sum-,red_argmax-,red_var_mean-,red_huge-,bn_big_train_,gn_big_32-,"
     "ln_tall-,rms_tall-",
+    "Fourier transforms": "kf_rfftn_sliced,kf_fftn_transposed,kf_irfftn_expanded,kf_fft_odd,kf_layer,kf_stft",
 }
 """Several layouts, both sides of every threshold; large enough that the recorder, which computes small tensors for
 real, runs them all on fake ones."""
