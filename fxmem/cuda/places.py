@@ -323,7 +323,7 @@ def replaced(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
                 setattr(owner, name, value)
 
 
-def _in_backward(places: Places) -> list[tuple[Any, str, Any]]:
+def _in_backward(recorder: Recorder, places: Places) -> list[tuple[Any, str, Any]]:
     """Keep the mode on in the engine: user code runs in there too (checkpoints, custom functions).
 
     ``torch.autograd.backward`` is overridable, so that the mode is off while it runs; the engine
@@ -331,9 +331,9 @@ def _in_backward(places: Places) -> list[tuple[Any, str, Any]]:
     """
     original: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         with places:
-            return original(*args, **kwargs)
+            return recorder.numbering.run(lambda: original(outputs, *args, **kwargs), outputs)
 
     return [(torch.autograd, "_engine_run_backward", run)]
 
@@ -368,6 +368,6 @@ def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
     """Make code inside believe that device tensors are on ``device``."""
     places = Places(recorder)
     patches = [*_attributes(recorder), *_module_functions(device), *_autocast_functions(), *foreach_functions()]
-    patches += [*_in_backward(places), *_in_hooks(places), (torch._C, "_InferenceMode", _NoGrad)]
+    patches += [*_in_backward(recorder, places), *_in_hooks(places), (torch._C, "_InferenceMode", _NoGrad)]
     with replaced(patches), places:
         yield

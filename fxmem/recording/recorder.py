@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxmem.recording.compute import Call, Compute
 from fxmem.recording.ledger import HOST, NODE_SHIFT, Ledger, StorageNote, TensorNote
+from fxmem.recording.numbering import Numbering
 from fxmem.recording.plain import donor, owned, producer_of
 from fxmem.recording.rewritten import RewrittenViews
 from fxmem.recording.sourceline import SourceLines
@@ -98,7 +99,8 @@ class Recorder(TorchDispatchMode):
         self._lines = SourceLines()
         self._busy = 0
         self._sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
-        self.rewritten = RewrittenViews()
+        self.numbering = Numbering()
+        self.rewritten = RewrittenViews(self.numbering)
         self._compute = Compute(fake_mode, self.ledger, self._lines.current, self.notes, self.unmodelled)
 
     @property
@@ -175,7 +177,7 @@ class Recorder(TorchDispatchMode):
         if out is NotImplemented or (not tensors and func._schema.name.startswith(_SILENT)):
             return out
         node: Any = torch._C._current_autograd_node()  # the engine also runs in a forward pass: torch.autograd.grad
-        maker = None if node is None else node._sequence_nr()
+        maker = None if node is None else self.numbering.number(node)
         self.rewritten.note(func, tensors)
         gradient = tensors[0] if self.rewritten.copies(maker, out, tensors) else None
         if gradient is not None:

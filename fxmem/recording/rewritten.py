@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fxmem.recording.numbering import Numbering
+
 _COPY_SLICES = "CopySlices"  # "torch::autograd::CopySlices"
 _COPIES = ("Slice", "Select", "Diagonal", "AsStrided", "Unfold", "Index", "Expand")
 """Views whose backward takes memory of the base's size anyway, or sums up: nothing to add."""
@@ -21,10 +23,11 @@ _COPIES = ("Slice", "Select", "Diagonal", "AsStrided", "Unfold", "Index", "Expan
 class RewrittenViews:
     """Finds the nodes that were made anew for views that an operator wrote to."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbering: Numbering) -> None:
         self.pending: list[weakref.ref[torch.Tensor]] = []
         """Written to in the running call; autograd has not made their new node yet."""
         self._nodes: set[int] = set()
+        self._numbering = numbering
 
     def note(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """See an operator below autograd."""
@@ -47,7 +50,7 @@ class RewrittenViews:
                 return
             node = node.next_functions[0][0]
         if node is not None and node is not first:
-            self._nodes.add(first._sequence_nr())
+            self._nodes.add(self._numbering.number(first))
 
     def copies(self, maker: int | None, out: Any, tensors: list[torch.Tensor]) -> bool:
         """Whether plain tensors would have ``out``, a view of the gradient, as a copy."""
