@@ -19,6 +19,7 @@ from fxmem.cuda.fourier import register_fourier
 from fxmem.cuda.multihead import encoder_layer, has_torch_function, left_aligned, native_attention
 from fxmem.cuda.normalization import register_normalization
 from fxmem.cuda.places import replaced
+from fxmem.cuda.products import register_products
 from fxmem.device import Device
 
 
@@ -75,6 +76,7 @@ def cuda_operators(
             library.impl("_nested_tensor_from_mask_left_aligned", left_aligned(notes), "AutogradCPU")
             register_normalization(library)
             register_fourier(library)
+            register_products(library)
             stack.enter_context(replaced([(torch.overrides, "has_torch_function", has_torch_function)]))
             autocast = stack.enter_context(cuda_autocast(on_device, library))
         yield autocast

@@ -47,9 +47,12 @@ def _dense_backward(op: Op, target: Target) -> list[Step] | None:
 
 
 def _bag_backward(op: Op, target: Target) -> list[Step] | None:
-    """``_embedding_bag_dense_backward_cuda`` (EmbeddingBag.cu)."""
+    """``_embedding_bag_dense_backward_cuda`` (EmbeddingBag.cu), alone or from ``_embedding_bag_backward``."""
     grad, indices = tensor(op, 0), tensor(op, 1)
-    weights, mode = argument(op, 5, "num_weights"), argument(op, 7, "mode")
+    first = 6 if op.name == "_embedding_bag_backward.default" else 5  # the one has the offsets as well
+    weights, mode = argument(op, first, "num_weights"), argument(op, first + 2, "mode")
+    if first == 6 and argument(op, 9, "sparse"):
+        return None
     if grad is None or indices is None or not isinstance(weights, int):
         return None
     before = copy("grad", grad)
@@ -57,7 +60,7 @@ def _bag_backward(op: Op, target: Target) -> list[Step] | None:
         return [*before, Out(0)]
     if not numel(indices):
         return [*before, Out(0)]
-    by_frequency = bool(argument(op, 6, "scale_grad_by_freq"))
+    by_frequency = bool(argument(op, first + 1, "scale_grad_by_freq"))
     return before + _sorted_backward(grad, indices, weights, target, by_frequency=by_frequency, bags=True)
 
 
@@ -116,6 +119,7 @@ def _bag(op: Op, target: Target) -> list[Step] | None:
 
 EMBEDDING: dict[str, Rule] = {
     "embedding_dense_backward.default": _dense_backward,
+    "_embedding_bag_backward.default": _bag_backward,
     "_embedding_bag_dense_backward.default": _bag_backward,
     "_embedding_bag.default": _bag,
     "_embedding_bag_forward_only.default": _bag,

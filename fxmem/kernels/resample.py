@@ -112,11 +112,17 @@ RESAMPLE: dict[str, Rule] = {
     "_upsample_bicubic2d_aa.default": _upsample_aa,
     "_upsample_bilinear2d_aa_backward.default": _dense(0),
     "_upsample_bicubic2d_aa_backward.default": _dense(0),
-    # ReflectionPad.cu, Im2Col.cu, Col2Im.cu
-    "reflection_pad2d.default": _dense(0),
-    "reflection_pad2d_backward.default": _dense(0),
-    "reflection_pad1d.default": _dense(0),
-    "reflection_pad1d_backward.default": _dense(0),
+    # ReflectionPad.cu, ReplicationPadding.cu
+    **{
+        f"{kind}_pad{n}d{way}.default": _dense(0)
+        for kind in ("reflection", "replication")
+        for n in (1, 2, 3)
+        for way in ("", "_backward")
+    },
+    # MaxUnpooling.cu
+    "max_unpool2d.default": _dense(before=(0, 1)),
+    "max_unpool3d.default": _dense(before=(0, 1)),
+    # Im2Col.cu, Col2Im.cu
     "im2col.default": _columns,
     "col2im.default": _columns,
 }

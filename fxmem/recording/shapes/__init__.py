@@ -9,6 +9,7 @@ import torch
 
 from fxmem.recording.shapes.attention import ATTENTION_SHAPES
 from fxmem.recording.shapes.fft import FFT_SHAPES
+from fxmem.recording.shapes.layout import LAYOUT_SHAPES
 from fxmem.recording.shapes.loss import LOSS_SHAPES
 from fxmem.recording.shapes.norm import NORM_SHAPES
 from fxmem.recording.shapes.rnn import RNN_SHAPES
@@ -44,7 +45,7 @@ def _grouped_mm(
 
 
 CUDA_SHAPES: dict[Any, Callable[..., Any]] = {
-    aten.histc.default: _histc, **ATTENTION_SHAPES, **FFT_SHAPES, **LOSS_SHAPES, **NORM_SHAPES, **RNN_SHAPES,
+    aten.histc.default: _histc, **ATTENTION_SHAPES, **FFT_SHAPES, **LAYOUT_SHAPES, **LOSS_SHAPES, **NORM_SHAPES, **RNN_SHAPES,
 }  # fmt: skip
 if hasattr(aten, "_grouped_mm"):
     CUDA_SHAPES[aten._grouped_mm.default] = _grouped_mm

@@ -37,11 +37,6 @@ def _soft_margin(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> t
     return _reduced(torch.mul(target, x), reduction)
 
 
-def _backward(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:  # noqa: ARG001
-    """``mse_loss_backward`` and its like in Loss.cpp: ``zeros_like(input)``, also where the target's type is wider."""
-    return torch.empty_like(x)
-
-
 def _ctc(
     log_probs: torch.Tensor, targets: torch.Tensor, _inputs: Sequence[int], lengths: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,9 +55,6 @@ def _ctc_backward(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> torch
 LOSS_SHAPES: dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: _binary,
     aten.smooth_l1_loss.default: _binary,
-    aten.mse_loss_backward.default: _backward,
-    aten.smooth_l1_loss_backward.default: _backward,
-    aten.huber_loss_backward.default: _backward,
     aten.binary_cross_entropy.default: _cross_entropy,
     aten.soft_margin_loss.default: _soft_margin,
     aten._ctc_loss.default: _ctc,
