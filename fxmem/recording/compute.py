@@ -8,7 +8,9 @@ tensors is fake; each real tensor has a fake stand-in for that, made once.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +41,13 @@ _NO_RESULT = frozenset(
     getattr(aten, name).default for name in ("_amp_foreach_non_finite_check_and_unscale_",) if hasattr(aten, name)
 )
 """In-place operators on lists without a fake kernel: nothing to compute, nothing returned."""
+
+
+_READS = ("_local_scalar_dense", "item")
+_COMPARES = ("equal", "is_nonzero", "allclose")
+
+_CHECKERS = ("torch.distributions", "torch.nn.utils")
+"""Modules of torch that raise if a comparison does not hold."""
 
 
 class Call(NamedTuple):
@@ -168,12 +177,18 @@ class Compute:
         source = self.whence()
         name = func._schema.name.removeprefix("aten::")
         where = source or "the model"
-        if name in ("_local_scalar_dense", "item"):
+        if (name in _COMPARES or args[0].dtype is torch.bool) and _torch_checks():
+            return True
+        if name in _READS:
             self.notes[f"{where}: a value is read from a tensor; taken as 0"] = None
             return 0.0 if args[0].dtype.is_floating_point else (False if args[0].dtype is torch.bool else 0)
-        if name in ("equal", "is_nonzero", "allclose"):
+        if name in _COMPARES:
             self.notes[f"{where}: {name}() depends on values; taken as false"] = None
             return False
+        if name == "bincount" and len(args) > 2 and args[2]:  # noqa: PLR2004
+            self.notes[f"{where}: bincount() depends on values; taken as no longer than its minlength"] = None
+            with self.fake_mode:
+                return torch.empty(args[2], dtype=torch.int64 if args[1] is None else torch.float64)
         empty = self._selected_nothing(name, args)
         if empty is not None:
             self.unmodelled[f"{where}: what {name}() selects depends on values; taken as nothing"] = None
@@ -205,6 +220,16 @@ class Compute:
                     indices += [none] * index.dim() if by_mask else [index]
                 return aten.index.Tensor(x, indices)
         return None
+
+
+def _torch_checks() -> bool:
+    """Whether torch itself looks at the values to refuse bad ones: the arguments of a distribution, an orthogonal matrix."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (name := frame.f_globals.get("__name__", "")).startswith(("torch", "fxmem")):
+        if name.startswith(_CHECKERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _by_known_masks(args: tuple[Any, ...]) -> tuple[Any, ...]:
