@@ -227,7 +227,8 @@ def _workload(workload: Workload | None, options: dict[str, Any]) -> Workload:
     unknown = sorted(set(options) - known)
     if unknown:
         raise UsageError(f"unknown option {unknown[0]}", hint="options are " + ", ".join(sorted(known)))
-    return replace(workload or Workload(), **options)
+    named: dict[str, Any] = {f"{axis}_given": True for axis in ("image", "seq") if axis in options}
+    return replace(workload or Workload(), **{**named, **options})
 
 
 def _maker(inputs: Any, workload: Workload) -> tuple[Callable[[int], Any] | None, Workload]:

@@ -70,3 +70,28 @@ def stand_in(tensor: Any, fake_mode: FakeTensorMode) -> Any:
 
 def _kind(parameter: Tensor) -> type[Tensor]:
     return nn.Parameter if type(parameter) is FakeTensor else type(parameter)
+
+
+_GENERATOR = torch.Generator
+
+
+class _GeneratorType(type(torch.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+class Generator(torch.Generator, metaclass=_GeneratorType):
+    """Stands for ``torch.Generator``: one on the device is on the host, and says that it is on the device."""
+
+    asked: torch.device
+
+    def __new__(cls, device: object = "cpu") -> Generator:  # noqa: PYI034
+        """Make one, wherever it is wanted."""
+        made: Generator = super().__new__(cls, "cpu")  # type: ignore[call-arg]
+        made.asked = torch.device(device if isinstance(device, torch.device) else str(device))
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device that was asked for."""
+        return self.asked

@@ -107,8 +107,8 @@ _WORKLOAD = (
                  help="An input without the batch: 3x224x224, input_ids=128:int64. Repeatable."),
     click.option("--image", type=click.IntRange(min=1), metavar="N",
                  help=f"Image height and width.  [default: the model's own, else {_DEFAULTS.image}]"),
-    click.option("--seq", type=click.IntRange(min=1), default=_DEFAULTS.seq, show_default=True, metavar="N",
-                 help="Tokens in a sample."),
+    click.option("--seq", type=click.IntRange(min=1), metavar="N",
+                 help=f"Tokens in a sample.  [default: the target's own, else {_DEFAULTS.seq}]"),
     click.option("--model-arg", "model_args", type=parse_assignment, multiple=True, metavar="KEY=VALUE",
                  help="Keyword of the factory, or value of the config. Repeatable."),
     click.option("--attn", type=click.Choice(("eager", "sdpa")), help="Attention of transformers models."),
@@ -206,13 +206,14 @@ def workload_from(options: Mapping[str, Any]) -> Workload:
     named = [spec.name for spec in options["inputs"] if spec.name is not None]
     if repeated := {name for name in named if named.count(name) > 1}:
         raise UsageError(f"--input names {', '.join(sorted(repeated))} twice")
-    image = options["image"]
-    same = ("batch", "dtype", "amp", "optimizer", "inputs", "seq", "model_args", "attn", "channels_last", "checkpoint")
+    axes = {name: options[name] for name in ("image", "seq") if options[name] is not None}
+    same = ("batch", "dtype", "amp", "optimizer", "inputs", "model_args", "attn", "channels_last", "checkpoint")
     also = ("accumulate", "clip", "zero_grad", "steps", "prompt", "new_tokens")
     return Workload(
         mode=Mode(options["mode"]),
-        image=_DEFAULTS.image if image is None else image,
-        image_given=image is not None,
+        **axes,
+        image_given="image" in axes,
+        seq_given="seq" in axes,
         foreach=not options["no_foreach"],
         conv_workspace=ConvWorkspace(options["conv_workspace"]),
         **{name: options[name] for name in (*same, *also)},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -86,17 +88,28 @@ def _record(
         modules = module_infos(source.module)
         del inputs
     tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
-    tape = replace(tape, unmodelled=(*tape.unmodelled, *source.wrappers), notes=(*tape.notes, *source.notes))
+    missing = (*tape.unmodelled, *source.wrappers, *_DETERMINISTIC[: torch.are_deterministic_algorithms_enabled()])
+    tape = replace(tape, unmodelled=missing, notes=(*tape.notes, *source.notes))
     return Trace(tape, tape, tuple(recorder.ops), tuple(recorder.storages))
+
+
+_DETERMINISTIC = ("torch.use_deterministic_algorithms(): kernels that sort instead of adding up take more memory",)
 
 
 @contextlib.contextmanager
 def _quiet_warnings() -> Iterator[None]:
+    """Keep torch's warnings, and its log of fake kernels that refuse their arguments, off the user's streams."""
     import warnings
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
 
 
 @contextlib.contextmanager
@@ -114,7 +127,7 @@ def _explained(source: Source, recorder: Recorder, inputs: Inputs) -> Iterator[N
             hint="register one with torch.library.register_fake, or replace the operator",
         ) from error
     except Exception as error:
-        text = str(error).strip().split("\n")[0]
+        text = str(error).strip().split("\n")[0].split(" and mode <")[0]
         raise TraceError(
             f"the model's run raised {type(error).__name__}" + (f": {text}" if text else ""),
             where=_where(error, recorder, source),
@@ -131,6 +144,8 @@ def _where(error: BaseException, recorder: Recorder, source: Source) -> str:
 
 def _hint(error: BaseException, inputs: Inputs, source: Source) -> str:
     text = str(error)
+    if any(frame.filename.endswith("flex_attention.py") for frame in traceback.extract_tb(error.__traceback__)):
+        text = "HigherOrderOperator"  # whatever its compiler says
     if "no fake impl" in text or "Meta" in text or "not implemented for" in text.lower():
         return "register a fake kernel with torch.library.register_fake, or replace the operator"
     for part, hint in _HINTS.items():
@@ -153,6 +168,8 @@ _HINTS = {
     "does not support sparse gradients": "use --optimizer sgd, or dense gradients",
     "SparseTensorImpl": "sparse tensors cannot be recorded: use dense ones",
     "shape_env must not be None": "nested tensors cannot be recorded: use padded ones",
+    "HigherOrderOperator": "operators that are compiled (flex_attention, cond, scan) cannot be recorded: use"
+    " scaled_dot_product_attention, or plain Python",
     "Trying to backward through": "register its derivative with torch.library.register_autograd",
 }
 """Parts of PyTorch's messages, and what helps."""

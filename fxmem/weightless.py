@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxmem.borrowing import borrowed
-from fxmem.fakes import REAL_LIMIT, blank, blank_parameter, stand_in
+from fxmem.fakes import REAL_LIMIT, Generator, blank, blank_parameter, stand_in
 
 __all__ = ["REAL_LIMIT", "Devices", "borrowed", "building"]
 
@@ -196,6 +197,8 @@ def building(fake_mode: FakeTensorMode) -> Iterator[Devices]:
         stack.enter_context(_patched(nn.Parameter, "__new__", staticmethod(_parameter_new(fake_mode))))
         stack.enter_context(_patched(nn.Module, "_apply", _apply(nn.Module._apply)))
         stack.enter_context(_patched(FakeTensor, "__deepcopy__", _deepcopy))
+        stack.enter_context(_patched(torch, "Generator", Generator))
+        stack.enter_context(_patched(parametrizations, "_is_orthogonal", lambda *_, **__: True))
         for name, init in list(vars(nn.init).items()):
             if name.endswith("_") and not name.startswith("_") and callable(init):
                 stack.enter_context(_patched(nn.init, name, _unless_fake(init)))

@@ -88,7 +88,7 @@ class Vary(NamedTuple):
 
     def options(self, value: int) -> dict[str, Any]:
         """The fields of a workload at a value."""
-        return {"image": value, "image_given": True} if self.axis == "image" else {"seq": value}
+        return {self.axis: value, f"{self.axis}_given": True}
 
 
 Word = TypeVar("Word", bound=enum.Enum)
@@ -133,6 +133,8 @@ class Workload:
     image_given: bool = False
     """Whether the user named the image size, or the target's own default may be used."""
     seq: int = 128
+    seq_given: bool = False
+    """Likewise for the sequence length."""
     model_args: tuple[tuple[str, object], ...] = ()
     attn: str | None = None
     channels_last: bool = False
@@ -154,7 +156,9 @@ class Workload:
         for name in ("batch", "image", "seq", "accumulate", "new_tokens", "steps", "prompt"):
             if getattr(self, name) is not None or name not in ("steps", "prompt"):
                 object.__setattr__(self, name, _count(getattr(self, name), f"--{name.replace('_', '-')}"))
-        object.__setattr__(self, "image_given", self.image_given or self.image != 224)  # from Python: image=64
+        for axis, default in (("image", 224), ("seq", 128)):  # from Python: image=64
+            given = getattr(self, f"{axis}_given") or getattr(self, axis) != default
+            object.__setattr__(self, f"{axis}_given", given)
         if not isinstance(self.optimizer, str):
             hint = "give its name: adamw, sgd-momentum, or package.module:NAME for one of your own"
             raise UsageError(f"--optimizer is {self.optimizer!r}, not a name", hint=hint)

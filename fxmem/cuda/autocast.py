@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,10 +70,12 @@ class Autocast:
 
     Args:
         on_device: Whether a tensor is on the device; others are not cast.
+        overrides: Operators, by name, that the personality runs otherwise than the CPU does.
     """
 
-    def __init__(self, on_device: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, on_device: Callable[[torch.Tensor], bool], overrides: Mapping[str, Callable[..., Any]]) -> None:
         self.on_device = on_device
+        self.overrides = overrides
         self._cache: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def clear(self) -> None:
@@ -97,6 +99,9 @@ class Autocast:
     # ------------------------------------------------------------- policies
     def _unchanged(self, op: Any) -> Callable[..., Any]:
         """No policy: a composite operator's parts still meet theirs."""
+        own = self.overrides.get(op.name().removeprefix("aten::"))
+        if own is not None:
+            return own
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
             decomposed: Callable[..., Any] = op.decompose
             return decomposed
@@ -216,9 +221,12 @@ def _overload(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def cuda_autocast(on_device: Callable[[torch.Tensor], bool], library: torch.library.Library) -> Iterator[Autocast]:
+def cuda_autocast(
+    on_device: Callable[[torch.Tensor], bool], library: torch.library.Library,
+    overrides: Mapping[str, Callable[..., Any]],
+) -> Iterator[Autocast]:  # fmt: skip
     """Register CUDA's autocast kernels in ``library`` and clear the cache where torch would."""
-    autocast = Autocast(on_device)
+    autocast = Autocast(on_device, overrides)
     for name, kernel in autocast.kernels().items():
         library.impl(name, kernel, "AutocastCPU")
     original = torch.clear_autocast_cache

@@ -64,7 +64,7 @@ def batch_norm(
     return result
 
 
-def register_normalization(library: torch.library.Library) -> None:
+def register_normalization(library: Any) -> None:
     """Install the overrides, each where this torch has the operator."""
     library.impl("batch_norm", batch_norm, "AutogradCPU")
     if hasattr(aten, "_fused_rms_norm_backward"):

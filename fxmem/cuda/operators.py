@@ -55,6 +55,19 @@ def _ctc_loss(
     return loss
 
 
+class _Overrides:
+    """Registers kernels under ``AutogradCPU`` and keeps them, for autocast to know."""
+
+    def __init__(self, library: torch.library.Library) -> None:
+        self.library = library
+        self.kernels: dict[str, Callable[..., Any]] = {}
+
+    def impl(self, name: str, kernel: Callable[..., Any], key: str) -> None:
+        """``torch.library.Library.impl``."""
+        self.kernels[name] = kernel
+        self.library.impl(name, kernel, key)
+
+
 @contextlib.contextmanager
 def cuda_operators(
     device: Device, on_device: Callable[[torch.Tensor], bool], notes: dict[str, None]
@@ -66,17 +79,18 @@ def cuda_operators(
         stack.callback(library._destroy)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "overriding a previously registered kernel": meant
-            library.impl("dropout", _dropout, "AutogradCPU")
-            library.impl("softmax.int", _softmax(torch.ops.aten._softmax), "AutogradCPU")
-            library.impl("log_softmax.int", _softmax(torch.ops.aten._log_softmax), "AutogradCPU")
-            library.impl("ctc_loss.Tensor", _ctc_loss, "AutogradCPU")
-            library.impl("scaled_dot_product_attention", attention(sm), "AutogradCPU")
-            library.impl("_native_multi_head_attention", native_attention(sm), "AutogradCPU")
-            library.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")
-            library.impl("_nested_tensor_from_mask_left_aligned", left_aligned(notes), "AutogradCPU")
-            register_normalization(library)
-            register_fourier(library)
-            register_products(library)
+            overrides = _Overrides(library)
+            overrides.impl("dropout", _dropout, "AutogradCPU")
+            overrides.impl("softmax.int", _softmax(torch.ops.aten._softmax), "AutogradCPU")
+            overrides.impl("log_softmax.int", _softmax(torch.ops.aten._log_softmax), "AutogradCPU")
+            overrides.impl("ctc_loss.Tensor", _ctc_loss, "AutogradCPU")
+            overrides.impl("scaled_dot_product_attention", attention(sm), "AutogradCPU")
+            overrides.impl("_native_multi_head_attention", native_attention(sm), "AutogradCPU")
+            overrides.impl("_transformer_encoder_layer_fwd", encoder_layer, "AutogradCPU")
+            overrides.impl("_nested_tensor_from_mask_left_aligned", left_aligned(notes), "AutogradCPU")
+            register_normalization(overrides)
+            register_fourier(overrides)
+            register_products(overrides)
             stack.enter_context(replaced([(torch.overrides, "has_torch_function", has_torch_function)]))
-            autocast = stack.enter_context(cuda_autocast(on_device, library))
+            autocast = stack.enter_context(cuda_autocast(on_device, library, overrides.kernels))
         yield autocast

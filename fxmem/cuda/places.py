@@ -20,6 +20,7 @@ from torch.utils._device import _device_constructors
 
 from fxmem.cuda.foreach import foreach_functions
 from fxmem.device import Device
+from fxmem.fakes import Generator
 from fxmem.recording.recorder import Recorder
 
 CPU = torch.device("cpu")
@@ -201,6 +202,19 @@ class _Stream:
         return None
 
 
+def _counted_stream(recorder: Recorder) -> type[_Stream]:
+    """``torch.cuda.Stream``: a stream of one's own has its own free blocks in the allocator, which is said."""
+
+    class Stream(_Stream):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+            recorder.unmodelled[
+                "streams of the program's own: each keeps free blocks of its own, reserved memory grows"
+            ] = None
+
+    return Stream
+
+
 class _IdleStream(_Stream):
     def is_capturing(self) -> bool:
         return False
@@ -368,6 +382,13 @@ def gpu_places(recorder: Recorder, device: Device) -> Iterator[None]:
     """Make code inside believe that device tensors are on ``device``."""
     places = Places(recorder)
     patches = [*_attributes(recorder), *_module_functions(device), *_autocast_functions(), *foreach_functions()]
-    patches += [*_in_backward(recorder, places), *_in_hooks(places), (torch._C, "_InferenceMode", _NoGrad)]
+    patches += [
+        *_in_backward(recorder, places),
+        *_in_hooks(places),
+        (torch._C, "_InferenceMode", _NoGrad),
+        (torch, "Generator", Generator),
+        (torch.cuda, "Stream", _counted_stream(recorder)),
+        (torch.Tensor, "record_stream", lambda *_: None),  # all streams are one here
+    ]
     with replaced(patches), places:
         yield

@@ -32,17 +32,18 @@ class _Prod(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, out = ctx.saved_tensors
+        x = x.to(grads[0].dtype)
         if not x.dim():
             return grads[0].clone(), None
         _ = x == 0  # and its ``nonzero()``, of which only a little scratch memory is not known here
-        return (grads[0] * (out / x)).to(x.dtype), None
+        return grads[0] * (out / x), None
 
 
 class _ProdDim(torch.autograd.Function):
     """Along one dimension."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> torch.Tensor:  # noqa: FBT001
+    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> torch.Tensor:
         out = _below(lambda t: aten.prod.dim_int(t, dim, keepdim, dtype=dtype), x)
         ctx.save_for_backward(x, out)
         ctx.place = None if keepdim or not x.dim() else dim
@@ -57,10 +58,11 @@ class _ProdDim(torch.autograd.Function):
             return grad, None, None, None
         if ctx.place is not None:
             grad, out = grad.unsqueeze(ctx.place), out.unsqueeze(ctx.place)
+        x = x.to(grad.dtype)
         mask = x == 0
         count = mask.sum(ctx.dim, True)
         count.sum()
-        return (grad * (out / x)).to(x.dtype), None, None, None
+        return grad * (out / x), None, None, None
 
 
 class _CumProd(torch.autograd.Function):
@@ -78,10 +80,11 @@ class _CumProd(torch.autograd.Function):
         x, out = ctx.saved_tensors
         if x.numel() <= 1 or x.shape[ctx.dim] == 1:
             return grads[0], None, None
-        weighted = out * grads[0]
+        grad = grads[0].to(x.dtype)
+        weighted = out * grad
         zero = x == 0
         zero.any()
-        return _reversed_cumsum(weighted, ctx.dim).div(x).to(x.dtype), None, None
+        return _reversed_cumsum(weighted, ctx.dim).div(x), None, None
 
 
 def _reversed_cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -95,7 +98,7 @@ def _prod(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     return out
 
 
-def _prod_dim(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: FBT001
+def _prod_dim(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     out: torch.Tensor = _ProdDim.apply(x, dim, keepdim, dtype)
     return out
 

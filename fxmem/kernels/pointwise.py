@@ -39,6 +39,11 @@ def _log_sigmoid(op: Op, target: Target) -> list[Step]:
     return [Out(0), Size(1, 0)]
 
 
+def _no_memory(op: Op, target: Target) -> list[Step]:
+    """``_efficientzerotensor_cuda`` in aten/src/ATen/native/cuda/TensorFactories.cu: a ZeroTensor has no storage."""
+    return [Size(0, 0)]
+
+
 def _native_dropout(op: Op, target: Target) -> list[Step]:
     """``native_dropout_cuda`` in aten/src/ATen/native/cuda/Dropout.cu: the mask comes first, except for p = 1."""
     train = argument(op, 2, "train")
@@ -131,6 +136,7 @@ POINTWISE: dict[str, Rule] = {
     "_log_softmax_backward_data.default": _log_softmax_backward,
     "_masked_softmax_backward.default": _masked_softmax_backward,
     "log_sigmoid_forward.default": _log_sigmoid,
+    "_efficientzerotensor.default": _no_memory,
     "native_dropout.default": _native_dropout,
     "isinf.default": _isinf,
     "_euclidean_dist.default": _euclidean,

@@ -8,6 +8,7 @@ tensors is fake; each real tensor has a fake stand-in for that, made once.
 from __future__ import annotations
 
 import functools
+import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -45,6 +46,13 @@ _NO_RESULT = frozenset(
 
 _READS = ("_local_scalar_dense", "item")
 _COMPARES = ("equal", "is_nonzero", "allclose")
+
+_OF_ONE_TYPE = frozenset((aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default))
+
+_ALL = "_fxmem_all"
+"""Marks the results of ``all()``: programs ask for it where bad values are to be refused."""
+
+_ALLS = frozenset((aten.all.default, aten.all.dim, aten.all.dims, aten._is_all_true.default))
 
 _CHECKERS = ("torch.distributions", "torch.nn.utils")
 """Modules of torch that raise if a comparison does not hold."""
@@ -89,6 +97,14 @@ class Compute:
 
     def __call__(self, call: Call) -> Any:
         """Run the call and give its result."""
+        out = self._result(call)
+        if call.func in _ALLS and isinstance(out, FakeTensor):
+            setattr(out, _ALL, True)
+        return out
+
+    def _result(self, call: Call) -> Any:
+        if call.func in _OF_ONE_TYPE:
+            _check_types(call)
         func, tensors = call.func, call.tensors
         fake = sum([isinstance(t, FakeTensor) for t in tensors])
         if not fake and func not in CUDA_SHAPES and _computable(func, call.args, tensors):
@@ -177,7 +193,7 @@ class Compute:
         source = self.whence()
         name = func._schema.name.removeprefix("aten::")
         where = source or "the model"
-        if (name in _COMPARES or args[0].dtype is torch.bool) and _torch_checks():
+        if (name in _COMPARES or getattr(args[0], _ALL, False)) and _must_hold():
             return True
         if name in _READS:
             self.notes[f"{where}: a value is read from a tensor; taken as 0"] = None
@@ -185,7 +201,7 @@ class Compute:
         if name in _COMPARES:
             self.notes[f"{where}: {name}() depends on values; taken as false"] = None
             return False
-        if name == "bincount" and len(args) > 2 and args[2]:  # noqa: PLR2004
+        if name == "bincount" and len(args) > 2 and args[2]:
             self.notes[f"{where}: bincount() depends on values; taken as no longer than its minlength"] = None
             with self.fake_mode:
                 return torch.empty(args[2], dtype=torch.int64 if args[1] is None else torch.float64)
@@ -222,14 +238,29 @@ class Compute:
         return None
 
 
-def _torch_checks() -> bool:
-    """Whether torch itself looks at the values to refuse bad ones: the arguments of a distribution, an orthogonal matrix."""
+def _check_types(call: Call) -> None:
+    """What CUDA's matrix products refuse, and fake ones do not."""
+    first, second = call.tensors[-2:]
+    if first.dtype is not second.dtype:
+        names = [str(t.dtype).removeprefix("torch.") for t in (first, second)]
+        raise RuntimeError(f"expected mat1 and mat2 to have the same dtype, but got: {names[0]} != {names[1]}")
+
+
+def _must_hold() -> bool:
+    """Whether the program stops if what it reads now is false.
+
+    That is an ``assert``, an ``if`` before a ``raise``, or torch's own look at the arguments of a distribution.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (name := frame.f_globals.get("__name__", "")).startswith(("torch", "fxmem")):
         if name.startswith(_CHECKERS):
             return True
         frame = frame.f_back
-    return False
+    if frame is None:
+        return False
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    line, following = (linecache.getline(file, number + n, frame.f_globals).strip() for n in (0, 1))
+    return line.startswith("assert ") or (line.startswith("if ") and following.startswith("raise "))
 
 
 def _by_known_masks(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -255,6 +286,8 @@ def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -
     counts = [t.numel() for t in tensors]
     if _product(counts) <= REAL_LIMIT:
         return True
+    if torch.Tag.pointwise in func.tags and max(counts) <= REAL_LIMIT:
+        return _product(list(torch.broadcast_shapes(*[t.shape for t in tensors]))) <= REAL_LIMIT
     return (len(counts) == 1 or func.overloadpacket in _LINEAR) and max(counts) * len(counts) <= REAL_LIMIT
 
 

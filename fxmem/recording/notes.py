@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from typing import Any
 
 import torch
@@ -138,6 +139,9 @@ def plain(value: object) -> object:
 
 
 def _flops(note: OpNote) -> int:
+    passes = _RECURRENT.get(op_name(note.func))
+    if passes is not None:
+        return passes * _recurrent_flops(note)
     formula: Any = flop_registry.get(getattr(note.func, "overloadpacket", None))
     if formula is None:
         return 0
@@ -157,3 +161,17 @@ def _flops(note: OpNote) -> int:
     except (TypeError, ValueError, AssertionError, IndexError):
         return 0  # the formula does not know this overload
     return int(flops)
+
+
+_RECURRENT = {"_cudnn_rnn.default": 1, "_cudnn_rnn_backward.default": 2}
+"""cuDNN's recurrent layers, which torch's counter leaves out, and how many passes of matrix products they are."""
+
+
+def _recurrent_flops(note: OpNote) -> int:
+    """A multiplication and an addition for each weight of a matrix, at each position of the sequences."""
+    first, weights = note.args[0], note.args[1]
+    if not isinstance(first, Ref) or type(weights) is not tuple:
+        return 0
+    *positions, _ = note.inputs[first.at].shape
+    shapes = [note.inputs[w.at].shape for w in weights if isinstance(w, Ref)]
+    return 2 * math.prod(positions) * sum([math.prod(shape) for shape in shapes if len(shape) > 1])

@@ -32,6 +32,9 @@ _WRITES_INTO_FRESH = frozenset(
 """``areAnyTensorSubclassLike`` in torch/csrc/autograd/FunctionsManual.cpp: in place for plain tensors
 (``value_selecting_reduction_backward``, ``gather_backward``, ``index_backward``, ...)."""
 
+_PLAIN_IN = ("Xlogy", "SpecialXlog1", "ScatterReduce", "IndexReduce")
+"""Formulas that call one of them out of place for all tensors."""
+
 _BY_NAME = (aten.index_put.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 """Of these, those whose formula may hold the argument by name while it calls (``index_backward``, ``maximum``)."""
 
@@ -40,6 +43,8 @@ _FORMULAS = {
     "BinaryCrossEntropyBackward0": frozenset((aten.mul.Tensor,)),
     "MaxBackward1": frozenset((aten.logical_and.default, aten.logical_or.default)),
     "MinBackward1": frozenset((aten.logical_and.default, aten.logical_or.default)),
+    "MaskedSelectBackward0": frozenset((aten.masked_scatter.default,)),
+    "TraceBackward0": frozenset((aten.index_fill.int_Scalar,)),
 }
 """Likewise for some formulas alone: ``binary_cross_entropy_with_logits_backward``, ``evenly_distribute_backward``,
 ``binary_cross_entropy_target_backward``."""
@@ -116,7 +121,7 @@ def _in_formula(func: Any, producer: Any) -> bool:
     """Whether the running node's formula writes; two are exceptions: ``xlogy`` and the gradient of a loss's target."""
     name = torch._C._current_autograd_node().name()
     if func in _WRITES_INTO_FRESH:
-        return not name.startswith(("Xlogy", "SpecialXlog1"))  # derivatives.yaml has a plain ``masked_fill``
+        return not name.startswith(_PLAIN_IN)
     return func in _FORMULAS.get(name, ()) and producer is not aten.neg.default  # ``-self * grad``
 
 

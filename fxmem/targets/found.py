@@ -63,8 +63,8 @@ def finder(module: nn.Module, workload: Workload) -> Callable[[int], Arguments]:
 
 
 def named_axes(workload: Workload) -> list[str]:
-    """Of ``seq`` and ``image`` those that the user named; the default of ``seq`` cannot be told from naming it."""
-    given = {"seq": workload.seq != Workload().seq, "image": workload.image_given}
+    """Of ``seq`` and ``image`` those that the user named."""
+    given = {"seq": workload.seq_given, "image": workload.image_given}
     return [axis for axis, named in given.items() if named]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,8 +44,18 @@ def _grouped_mm(
     return torch.empty_strided(shape, stride, dtype=dtype)
 
 
+def _zero_tensor(size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    """A tensor without memory (``ZeroTensor``); its fake kernel gives one on the meta device.
+
+    What is computed from it here has memory, where torch makes another one without.
+    """
+    return torch.empty(size, dtype=dtype)
+
+
 CUDA_SHAPES: dict[Any, Callable[..., Any]] = {
-    aten.histc.default: _histc, **ATTENTION_SHAPES, **FFT_SHAPES, **LAYOUT_SHAPES, **LOSS_SHAPES, **NORM_SHAPES, **RNN_SHAPES,
+    aten.histc.default: _histc, aten._efficientzerotensor.default: _zero_tensor,
+    **ATTENTION_SHAPES, **FFT_SHAPES, **LAYOUT_SHAPES, **LOSS_SHAPES,
+    **NORM_SHAPES, **RNN_SHAPES,
 }  # fmt: skip
 if hasattr(aten, "_grouped_mm"):
     CUDA_SHAPES[aten._grouped_mm.default] = _grouped_mm

@@ -46,8 +46,8 @@ _ROW_MAJOR = [
     "pixel_shuffle", "pixel_unshuffle", "native_channel_shuffle", "max_unpool2d", "max_unpool3d", "roll",
     "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
 ]  # fmt: skip
-"""ReflectionPad.cu, ReplicationPadding.cu, PixelShuffle.cpp, ChannelShuffle.cpp, MaxUnpooling.cu, TensorTransformations.cu,
-Loss.cpp (``LEGACY_CONTIGUOUS_MEMORY_FORMAT``)."""
+"""ReflectionPad.cu, ReplicationPadding.cu, PixelShuffle.cpp, ChannelShuffle.cpp, MaxUnpooling.cu,
+TensorTransformations.cu, Loss.cpp (``LEGACY_CONTIGUOUS_MEMORY_FORMAT``)."""
 
 LAYOUT_SHAPES: dict[Any, Callable[..., Any]] = {
     aten.native_dropout_backward.default: _dropout_backward, aten.log_sigmoid_forward.default: _log_sigmoid,
