@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from reports import GIB, MIB, bare_report, tensor, training_report
+from reports import GIB, MIB, bare_report, module, tensor, training_report
 
 from fxmem.report import FORMATS, reporter
 from fxmem.report.modules import module_rows
@@ -179,3 +179,21 @@ def test_flops_say_what_they_count():
     assert "FLOP: of one step, the forward and backward passes" in reporter("table", depth=1).render(training_report())
     assert "FLOP: of one step\n" in reporter("table", depth=1).render(training_report(mode="inference"))
     assert headline(training_report(mode="generation"))[-1].endswith("98.00 GFLOP in a call of generate()")
+
+
+@pytest.mark.parametrize("path", ["layer1", "encoder.stages.3.blocks.17.attention.self.query_projection"])
+def test_numbers_of_modules_are_whole_whatever_the_names(path):
+    report = training_report()
+    report["modules"] = [module(path, "ScaledDotProductAttention" * 2, 1_234_567_890, 1023 * MIB)]
+    text = reporter("table", depth=9).render(report)
+    assert max(map(len, text.splitlines())) <= 100
+    row = next(line for line in text.splitlines() if line.startswith(f"  {path[:6]}"))
+    assert row.endswith("1.23 G  4.60 GiB  1023.0 MiB  5.60 GiB  1.23 T")
+    names = row.split()[:2]
+    assert all(
+        name.count("...") == (len(name) < len(whole)) for name, whole in zip(names, (path, "S" * 50), strict=True)
+    )
+    assert names[0].endswith(path[-10:])
+    title = text[: text.index(row)].splitlines()[-2:]
+    assert " ".join(" ".join(title).split()).endswith("parameters weights saved for at the FLOP backward peak")
+    assert path in reporter("markdown", depth=9).render(report).replace("\\", "")
