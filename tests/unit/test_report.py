@@ -92,6 +92,33 @@ def test_it_does_not_fit(known):
     assert row[2].endswith("more than the device's 1.00 GiB, 1.00 GiB of it kept for others")
 
 
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (True, "what is not modelled (see below) takes at most the 45.31 GiB left of 48.00 GiB"),
+        (False, "the CUDA context (unknown) and what else is not modelled (see below) take at most the 45.73 GiB left"),
+    ],
+)
+def test_a_lower_bound_is_no_yes(known, words):
+    report = training_report(coverage={"unmodelled": ["nonzero()"], "lower_bound": True, "notes": []})
+    if not known:
+        report["peak"]["device_bytes"] = None
+    row = next(row for row in peak_rows(report) if row[0] == "fits")
+    assert row[1] == "yes, if"
+    assert row[2].startswith(words)
+    for name in ("table", "markdown"):
+        assert "at most 480 (safety 0.05" in reporter(name).render(report)
+    report["device"]["capacity_bytes"] = GIB
+    assert next(row for row in peak_rows(report) if row[0] == "fits")[2].startswith("at least ")
+
+
+def test_the_largest_batch_says_that_the_context_is_unknown():
+    report = training_report(max_batch={"batch": 52, "safety": 0.9})
+    assert law_rows(report)[-1] == ("largest batch", "52 (safety 0.9)")
+    report["peak"]["device_bytes"] = None
+    assert law_rows(report)[-1] == ("largest batch", "52 (safety 0.9; without the CUDA context, which is unknown)")
+
+
 def test_the_estimates_own_word_wins():
     report = training_report(fits=False)
     assert not fits(report)
