@@ -44,7 +44,8 @@ def answer(net: nn.Module, tensors: list[torch.Tensor], length: int) -> torch.Te
 
 
 def serve(inbox: queue.Queue[Request | None], budget: MemoryBudget, run) -> None:
-    """Run what waits until ``None`` comes; what can never fit is refused, the rest is answered."""
+    """Run what waits until ``None`` comes; what the budget says nothing of, or never fits, is refused."""
+    refused: list[Request] = []
     while (first := inbox.get()) is not None:
         waiting = [first]
         while not inbox.empty() and len(waiting) < 1000:
@@ -54,10 +55,13 @@ def serve(inbox: queue.Queue[Request | None], budget: MemoryBudget, run) -> None
                 break
             waiting.append(request)
         found = plan(waiting, budget, POLICY, now=time.monotonic())
-        for request in found.impossible:
-            print(f"request {request.id}: {request.seq} tokens do not fit")  # noqa: T201
+        refused += found.impossible
         for batch in found.batches:
             run(batch)
+    longer = sum(request.seq > LENGTHS[-1] for request in refused)
+    for count, why in ((longer, f"the estimates stop at {LENGTHS[-1]} tokens"), (len(refused) - longer, "too large")):
+        if count:
+            print(f"{count} requests refused: {why}")  # noqa: T201
 
 
 def main() -> None:

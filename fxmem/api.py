@@ -119,7 +119,7 @@ def estimate(
     maker, workload = _maker(inputs, workload)
     run = _Run(target, workload, gpu, inputs=maker, loss=loss)
     traced = run.at(workload.batch)
-    found = _law(run, traced.recorded, _others(workload.batch)) if law and (maker is inputs) else None
+    found = _law(run, traced.recorded, _others(workload.batch))[0] if law and (maker is inputs) else None
     expanded = expand(traced.tape, run.target)
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     answer = leaving(assemble(question, expanded, _plan(expanded, config, gpu), found), reserve_bytes)
@@ -162,7 +162,8 @@ def max_batch(
         multiple_of: Look at multiples of this only; ``None``: 32 for images, else 1.
         vary: Look for the largest of these instead, at the workload's batch. Needs a target that makes its
             inputs by the workload.
-        curve: Whether to replay batches up to the answer too, for a plot (of the first device).
+        curve: Whether to replay batches up to the answer too, for a plot: of the first device, as far as the
+            largest of the answers.
         **options: Fields of the workload.
 
     Raises:
@@ -176,10 +177,7 @@ def max_batch(
     config = AllocatorConfig.parse(alloc_conf or "")
     if not (vary is None or isinstance(vary, Vary)):
         raise UsageError(f"vary is {vary!r}", where="vary", hint='give fxmem.Vary("image", 64, 2048), or of "seq"')
-    given = [device] if isinstance(device, str) or not isinstance(device, Sequence) else device
-    gpus = [as_device(gpu) for gpu in given]
-    if not gpus:
-        raise UsageError("no device is given", where="device", hint="name a GPU or a size such as 24GiB")
+    gpus = _devices(device)
     limits = [_limits(gpu, safety, reserve_bytes, processes) for gpu in gpus]
     unit = multiple_of or (1 if vary is None else vary.unit)
     vary = None if vary is None else vary.within(unit)
@@ -191,8 +189,11 @@ def max_batch(
             programs[gpu.arch, gpu.sm_count] = _along_batch(run) if vary is None else _along(vary, run, target)
         program, first = programs[gpu.arch, gpu.sm_count]
         answer = largest(program, config, limit, unit)
-        drawn = sample(program, config, answer.batch, gpu.context_bytes) if curve and not found else ()
-        found.append(DeviceBatch(device=gpu, answer=answer, tape=first, law=getattr(program, "law", None), curve=drawn))
+        tape = _noted(program, answer.batch, first)
+        found.append(DeviceBatch(device=gpu, answer=answer, tape=tape, law=getattr(program, "law", None)))
+    if curve:
+        program, farthest = programs[gpus[0].arch, gpus[0].sm_count][0], max(entry.answer.batch for entry in found)
+        found[0] = replace(found[0], curve=sample(program, config, farthest, gpus[0].context_bytes))
     question = Question(target=_name(target, run.source), workload=workload, device=gpus[0])
     return report_batches(question, found, time.perf_counter() - began)
 
@@ -229,6 +230,13 @@ def _workload(workload: Workload | None, options: dict[str, Any]) -> Workload:
         raise UsageError(f"unknown option {unknown[0]}", hint="options are " + ", ".join(sorted(known)))
     named: dict[str, Any] = {f"{axis}_given": True for axis in ("image", "seq") if axis in options}
     return replace(workload or Workload(), **{**named, **options})
+
+
+def _devices(given: Device | str | Sequence[Device | str]) -> list[Device]:
+    gpus = [as_device(gpu) for gpu in ([given] if isinstance(given, str) or not isinstance(given, Sequence) else given)]
+    if not gpus:
+        raise UsageError("no device is given", where="device", hint="name a GPU or a size such as 24GiB")
+    return gpus
 
 
 def _maker(inputs: Any, workload: Workload) -> tuple[Callable[[int], Any] | None, Workload]:
@@ -276,15 +284,22 @@ def _name(target: AnyTarget, source: Source) -> str:
     return target if isinstance(target, str) else source.name
 
 
+def _noted(program: Program, batch: int, first: Tape) -> Tape:
+    """A tape with the notes of a batch: its own where it was traced; the law's tapes have those of the first."""
+    own = program.at(batch) if batch in (*program.known, *program.traced) else None
+    return own or first
+
+
 def _along_batch(run: _Run) -> tuple[Program, Tape]:
-    """The program at any batch, and a tape of it."""
+    """The program at any batch, and a tape of it with what kernels take."""
     # Batch 1 is often a program of its own, so it is traced only if the answer may be so small.
     first = next(iter(run.recorded([2])), None) or run.at(run.workload.batch).recorded
-    return run.tapes(_law(run, first, (first.batch + 1, first.batch + _FAR))), first
+    law, expanded = _law(run, first, (first.batch + 1, first.batch + _FAR))
+    return run.tapes(law), expanded
 
 
 def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
-    """The program at any length or size, each of which is traced; and the tape of the first."""
+    """The program at any length or size, each of which is traced; and the tape of the first with what kernels take."""
     batch, seen = run.workload.batch, dict[int, Tape]()
 
     def trace_at(value: int) -> Tape:
@@ -298,9 +313,10 @@ def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
         return tape
 
     program = VariedTapes(vary.axis, (vary.first, vary.last), run.target, trace_at)
-    if program.at(vary.first) is None:
+    first = program.at(vary.first)
+    if first is None:
         raise program.failed[vary.first]
-    return program, seen[vary.first]
+    return program, first
 
 
 def _others(batch: int) -> tuple[int, int]:
@@ -309,8 +325,12 @@ def _others(batch: int) -> tuple[int, int]:
     return (1, 2) if batch >= far else (2 if batch == 1 else 1, far)
 
 
-def _law(run: _Run, tape: Tape, batches: tuple[int, int]) -> BatchLaw:
-    """Fit the law to tapes at this batch and two others; once more where batch 1 stands alone."""
+def _law(run: _Run, tape: Tape, batches: tuple[int, int]) -> tuple[BatchLaw, Tape]:
+    """Fit the law to tapes at this batch and two others; once more where batch 1 stands alone.
+
+    Returns:
+        The law, and the tape with what kernels take.
+    """
     tapes = [tape, *run.recorded(batches)]
     law = fit(tapes)
     if law.needs_proof or len(tapes) <= len(batches):
@@ -319,4 +339,5 @@ def _law(run: _Run, tape: Tape, batches: tuple[int, int]) -> BatchLaw:
         law = fit(tapes)
     if run.target.workspaces is not None:
         run.target.workspaces.prepare(tape_questions(tapes, run.target))
-    return with_kernels(law, [expand(t, run.target) for t in tapes])
+    expanded = [expand(t, run.target) for t in tapes]
+    return with_kernels(law, expanded), expanded[0]

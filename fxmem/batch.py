@@ -92,8 +92,11 @@ class Shortfall:
     requested_bytes: int
     missing_bytes: int
     """How much more the allocator would need to serve that request; later ones may need more."""
+    segment_bytes: int
+    """What it asks the driver for: reserved and segment bytes are the limit and ``missing_bytes``."""
     allocated_bytes: int
     reserved_bytes: int
+    """Allocated bytes, and free blocks that do not hold the request."""
     at: PeakAt
     """The moment of the request, and the largest tensors that are live then."""
 
@@ -354,6 +357,7 @@ class _Search:
             batch=batch,
             requested_bytes=oom.requested_bytes,
             missing_bytes=max(oom.reserved_bytes + segment - oom.capacity_bytes, 1),
+            segment_bytes=segment,
             allocated_bytes=oom.allocated_bytes,
             reserved_bytes=oom.reserved_bytes,
             at=place(tape, oom.event),

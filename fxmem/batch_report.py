@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fxmem.batch import BatchAnswer
+from fxmem.coverage import Coverage, cover
 from fxmem.curve import Sample
 from fxmem.device import Device
-from fxmem.estimate import SCHEMA, Coverage, Question, Scaling, mapping
+from fxmem.estimate import SCHEMA, Question, Scaling, mapping
 from fxmem.law import BatchLaw
 from fxmem.tape import Tape
 
@@ -20,7 +21,8 @@ class DeviceBatch:
     device: Device
     answer: BatchAnswer
     tape: Tape
-    """Of the smallest batch that was looked at: what the trace assumed and left out."""
+    """With what kernels take: what was assumed and left out. Of the answer where that was traced, else of a
+    batch of the same law."""
     law: BatchLaw | None
     """``None`` along another axis than the batch."""
     curve: tuple[Sample, ...] = ()
@@ -63,9 +65,17 @@ class BatchReport:
     seconds: float
 
     def __str__(self) -> str:
-        answers = (f"{entry.answer.batch or 'none'} on {entry.device.name}" for entry in self.devices)
+        bound = "at most " if self.coverage.lower_bound else ""
+        answers = (
+            f"{bound}{entry.answer.batch} on {entry.device.name}"
+            if entry.answer.batch
+            else f"none on {entry.device.name}"
+            for entry in self.devices
+        )
         what = f"{self.question.target}, {self.question.workload.mode}"
-        return f"{what}: largest {self.best.answer.axis} {', '.join(answers)}"
+        unknown = any(entry.device.context_bytes is None for entry in self.devices)
+        context = " (without the CUDA context, which is unknown)" if unknown else ""
+        return f"{what}: largest {self.best.answer.axis} {', '.join(answers)}{context}"
 
     @property
     def best(self) -> DeviceBatch:
@@ -120,20 +130,17 @@ def report_batches(question: Question, found: Sequence[DeviceBatch], seconds: fl
     """
     wanted = _wanted(question, found[0])
     ordered = sorted(found, key=lambda entry: (entry.answer.batch < wanted, entry.device.capacity_bytes or 0))
-    unmodelled, notes = list[str](), list[str]()
+    notes = list[str]()
     for entry in ordered:
-        unmodelled += entry.tape.unmodelled
-        if entry.device.context_bytes is None:
-            unmodelled.append(f"CUDA context and loaded kernels: no measured size for {entry.device.name}")
         notes += entry.tape.notes
         label = f"{entry.device.name}: " if len(ordered) > 1 else ""
         notes += [label + note for note in (*entry.answer.notes, *_slow(entry.answer))]
-    coverage = Coverage(unmodelled=tuple(dict.fromkeys(unmodelled)), notes=tuple(dict.fromkeys(notes)))
+    missing = [text for entry in ordered for text in entry.tape.unmodelled]
     return BatchReport(
         question=question,
         torch=ordered[0].tape.torch_version,
         devices=tuple(ordered),
-        coverage=coverage,
+        coverage=cover([entry.device for entry in ordered], missing, notes),
         seconds=seconds,
     )
 

@@ -60,7 +60,12 @@ class MemoryBudget:
         self._curves = [_Curve(estimate, self.allocator_bytes) for estimate in by_seq.values()]
 
     def bytes(self, batch: int, seq: int | None = None) -> int:
-        """What the allocator reserves for a batch.
+        """What a batch counts for against :attr:`allocator_bytes`, computed from the law: no replay.
+
+        The bytes that tensors request at the peak, times the factor at which the largest batch that was proved
+        is the last within the limit (without one, that of the estimate's own run: reserved to requested bytes).
+        The allocator reserves in steps and fills what it may before it gives cached blocks back, so what
+        ``torch.cuda.max_memory_reserved()`` shows for a batch may lie on either side of this.
 
         Args:
             batch: Samples.
@@ -70,9 +75,9 @@ class MemoryBudget:
             UsageError: The estimates do not reach this batch or length.
         """
         below, above, share = self._place(seq)
-        found = above.reserved(batch)
+        found = above.counted(batch)
         if share < 1.0 and found is not None:
-            low = below.reserved(batch)
+            low = below.counted(batch)
             found = None if low is None else int((low + (found - low) * share) * _UNREPLAYED)
         if found is None:
             raise UsageError(f"the estimates do not reach batch {batch}", hint="make them with a batch law")
@@ -92,7 +97,7 @@ class MemoryBudget:
             return True
         if share >= 1.0 or batch > below.largest:
             return False
-        low, high = below.reserved(batch), above.reserved(batch)
+        low, high = below.counted(batch), above.counted(batch)
         if low is None or high is None:
             return False
         return (low + (high - low) * share) * _UNREPLAYED <= self.allocator_bytes
@@ -118,7 +123,7 @@ class MemoryBudget:
 
 
 class _Curve:
-    """What one length needs: the law of its estimate, scaled to what the allocator reserves."""
+    """What one length counts for: the law of its estimate, scaled so that the proved largest batch is the last."""
 
     __slots__ = ("_factor", "_pieces", "_starts", "largest")
 
@@ -136,13 +141,13 @@ class _Curve:
             proved = best.batch, limits.allocator_bytes
             self._calibrate(*proved)
         self._factor = max(self._factor, 1.0)
-        found = _last(0, MAX_BATCH, lambda batch: (need := self.reserved(batch)) is not None and need <= room)
+        found = _last(0, MAX_BATCH, lambda batch: (need := self.counted(batch)) is not None and need <= room)
         self.largest = found if proved is None or room > proved[1] else min(found, proved[0])
         if proved is not None and room == proved[1]:
             self.largest = proved[0]
 
-    def reserved(self, batch: int) -> int | None:
-        """Bytes that the allocator takes from the device; ``None``: the law does not reach this batch."""
+    def counted(self, batch: int) -> int | None:
+        """See :meth:`MemoryBudget.bytes`; ``None``: the law does not reach this batch."""
         requested = self._requested(batch)
         return None if requested is None else int(requested * self._factor)
 

@@ -39,7 +39,7 @@ from fxmem.options import (
     workload_from,
 )
 from fxmem.report import render_batch, render_calibration, render_diff, render_verification, reporter
-from fxmem.report.plot import draw
+from fxmem.report.plot import draw, drawable
 from fxmem.report.sections import fits
 from fxmem.snapshot import read_snapshot
 from fxmem.units import format_size
@@ -179,6 +179,8 @@ def batch(ctx: click.Context, /, target: str, *, plot: Path | None, check: bool,
     workload, gpus = workload_from(options), devices_from(options)
     _writable(options["output"])
     _writable(plot, "--plot")
+    if plot is not None:
+        drawable(plot)
     given = {name: options[name] for name in ("processes", "multiple_of", "vary")} | _library_options(options)
     curve = options["curve"] or plot is not None
     with _quiet(debug=options["debug"]):

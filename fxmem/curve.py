@@ -35,7 +35,7 @@ def sample(program: Program, config: AllocatorConfig, largest: int, context_byte
     Args:
         program: Its tapes.
         config: The allocator's options.
-        largest: The largest batch that fits; at least 8 batches are shown.
+        largest: The largest batch that fits any of the devices; at least 8 batches are shown.
         context_bytes: Of one process.
 
     Returns:

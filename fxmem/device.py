@@ -156,7 +156,9 @@ def _capacity(text: str) -> int:
     except UsageError:
         raise _unknown(text) from None
     if nbytes < _LEAST_CAPACITY:
-        raise UsageError(f"{text!r} is {nbytes} bytes", where="--device", hint=f"write the unit: {text.strip()}GiB")
+        bare = text.strip()[-1:].isdigit() and nbytes
+        hint = f"write the unit: {text.strip()}GiB" if bare else "give the memory of a GPU, such as 24GiB"
+        raise UsageError(f"{text!r} is {nbytes} bytes", where="--device", hint=hint)
     return nbytes
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 
 from fxmem.allocator import Plan, StepPeak
+from fxmem.coverage import Coverage, cover
 from fxmem.device import Device
 from fxmem.law import BatchLaw, Piece, counted
 from fxmem.liveness import ACTIVATION_ROLES, ModuleRow, last_use_peak, lifetimes, live_at, module_table, peak
@@ -149,14 +150,6 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """What the figures leave out, and what was assumed."""
-
-    unmodelled: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The whole answer for one target and workload.
 
@@ -202,8 +195,10 @@ class Estimate:
         top = self.peak
         sizes = f"allocated {format_size(top.allocated_bytes)}, reserved {format_size(top.reserved_bytes)}"
         verdict = "" if self.fits is None else f", {'fits' if self.fits else 'does not fit'} {self.device.name}"
-        context = " if the CUDA context (unknown) does too" if self.fits and top.device_bytes is None else ""
-        return f"{self.target}, {self.mode}, batch {self.batch}: {sizes}{verdict}{context}"
+        missing = ["the CUDA context (unknown)"] if top.device_bytes is None else []
+        missing += ["what is not modelled"] if self.coverage.lower_bound else []
+        condition = f" if {' and '.join(missing)} {'do' if len(missing) > 1 else 'does'} too" if missing else ""
+        return f"{self.target}, {self.mode}, batch {self.batch}: {sizes}{verdict}{condition if self.fits else ''}"
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON object of ``fxmem estimate --format json`` (design, part 3)."""
@@ -372,15 +367,14 @@ def _model(tape: Tape, micro_batches: int) -> ModelSize:
 
 
 def _coverage(tape: Tape, plan: Plan, device: Device, law_notes: tuple[str, ...]) -> Coverage:
-    unmodelled, notes = list(tape.unmodelled), [*tape.notes, *law_notes]
-    if device.context_bytes is None:
-        unmodelled.append(f"CUDA context and loaded kernels: no measured size for {device.name}")
+    notes = [*tape.notes, *law_notes]
     if plan.oom is not None:
         notes.append(
             f"out of memory: a request of {format_size(plan.oom.requested_bytes)} failed with"
-            f" {format_size(plan.oom.allocated_bytes)} allocated; the peaks are those without a limit"
+            f" {format_size(plan.oom.allocated_bytes)} allocated and {format_size(plan.oom.reserved_bytes)} reserved;"
+            " the peaks are those without a limit"
         )
-    return Coverage(unmodelled=tuple(dict.fromkeys(unmodelled)), notes=tuple(dict.fromkeys(notes)))
+    return cover([device], tape.unmodelled, notes)
 
 
 def mapping(value: object) -> dict[str, object]:

@@ -21,7 +21,8 @@ _NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "rmsprop-centered": ("rmsprop", {"momentum": 0.9, "centered": True}),
 }
 _SUFFIXES = ("fused", "capturable", "foreach")
-_UNUSABLE = {"lbfgs": "its step needs a closure", "sparseadam": "it takes sparse gradients only"}
+_NEEDS_CLOSURE = "its step needs a closure"
+_UNUSABLE = {"lbfgs": _NEEDS_CLOSURE, "sparseadam": "it takes sparse gradients only"}
 
 
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
@@ -85,6 +86,9 @@ def _own(name: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         raise UsageError(f"--optimizer {name}: {type(error).__name__}: {error}", hint=hint) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(f"--optimizer {name} gave {type(made).__name__}, not a torch.optim.Optimizer", hint=hint)
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(f"--optimizer {name} cannot be run: {_NEEDS_CLOSURE}", hint="choose another one")
     return made
 
 

@@ -40,7 +40,8 @@ def preflight(
         **options: As for :func:`fxmem.estimate`: ``batch=8``, ``mode=Mode.TRAINING``, ...
 
     Returns:
-        The estimate, where it fits.
+        The estimate, where it fits by the figures. What they leave out is in its ``coverage``, and as a condition
+        in its ``str()``: the CUDA context where it is unknown, and all that is not modelled.
 
     Raises:
         DoesNotFitError: It does not: what it needs, what there is, by how much, what to change.
@@ -94,13 +95,16 @@ def _does_not_fit(found: Estimate, gpu: Device, have: int) -> DoesNotFitError:
     peak = found.peak
     need = peak.reserved_bytes if peak.device_bytes is None else peak.device_bytes
     best = None if found.max_batch is None else found.max_batch.batch
-    changes = [f"take a batch of at most {best}"] if best else []
+    missing = ["the CUDA context, which is unknown"] if peak.device_bytes is None else []
+    missing += ["what is not modelled"] if found.coverage.lower_bound else []
+    without = f" (without {' and '.join(missing)})" if missing else ""
+    changes = [f"take a batch of at most {best}{without}"] if best else []
     if found.mode == "training":
         changes.append("save activations (checkpoint=True, amp='bfloat16', accumulate=2 with half the batch)")
     changes.append("take a device with more memory")
     return DoesNotFitError(
-        f"batch {found.batch} needs {format_size(need)}, {gpu.name} has {format_size(have)}:"
-        f" {format_size(need - have)} too much",
+        f"batch {found.batch} needs {format_size(need)}{without}, {gpu.name} has {format_size(have)}:"
+        f" {'at least ' if missing else ''}{format_size(need - have)} too much",
         where=found.target,
         hint=", or ".join(changes),
         need_bytes=need,

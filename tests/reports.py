@@ -68,7 +68,11 @@ def training_report(**changes: Any) -> dict[str, Any]:
             module("layer1.0", "Bottleneck", 75_008, 70 * MIB),
             module("layer1.0.conv1", "Conv2d", 4_096, 12 * MIB),
         ],
-        "coverage": {"unmodelled": [], "notes": ["cuDNN's workspaces follow its heuristics of version 9.24"]},
+        "coverage": {
+            "unmodelled": [],
+            "lower_bound": False,
+            "notes": ["cuDNN's workspaces follow its heuristics of version 9.24"],
+        },
         "seconds": 1.9,
     }
     return copy.deepcopy(report) | changes
@@ -84,7 +88,7 @@ def bare_report() -> dict[str, Any]:
         model={"parameters": None, "parameter_bytes": None, "flops": None},
         modules=[],
         scaling={"exact": False, "pieces": []},
-        coverage={"unmodelled": ["my_ops.fused_rope: no rule for its workspace"], "notes": []},
+        coverage={"unmodelled": ["my_ops.fused_rope: no rule for its workspace"], "lower_bound": True, "notes": []},
     )
     report["peak"]["device_bytes"] = None
     report["steps"] = report["steps"][1:]
@@ -113,7 +117,8 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
     """The answer of ``fxmem batch``; ``changes`` replace keys of the first device."""
     report = training_report()
     following = {
-        "batch": 97, "requested_bytes": 300 * MIB, "missing_bytes": 44 * MIB, "allocated_bytes": 9 * GIB,
+        "batch": 97, "requested_bytes": 935 * MIB, "missing_bytes": 44 * MIB, "allocated_bytes": 9 * GIB,
+        "segment_bytes": 936 * MIB,
         "reserved_bytes": 9 * GIB + 8 * MIB, "at": report["peak_at"],
     }  # fmt: skip
     first = {
@@ -129,7 +134,10 @@ def batch_report(*, devices: int = 2, **changes: Any) -> dict[str, Any]:
         "optimizer": "adamw", "torch": "2.14.1", "axis": "batch", "at_batch": None, "wanted_batch": 4,
         "batch": 96, "fits": True,
         "devices": [{**first, **changes}, second][:devices], "scaling": report["scaling"],
-        "coverage": {"unmodelled": ["CUDA context and loaded kernels: no measured size for rtx-3060"], "notes": []},
+        "coverage": {
+            "unmodelled": ["CUDA context and loaded kernels: no measured size for rtx-3060"], "lower_bound": False,
+            "notes": [],
+        },
         "seconds": 1.5,
     }  # fmt: skip
 

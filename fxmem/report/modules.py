@@ -8,8 +8,6 @@ from typing import Any
 from fxmem.units import format_count, format_size
 
 HEADER = ("module", "class", "parameters", "weights", "saved for backward", "at the peak", "FLOP")
-_NAME = 38
-_CLASS = 24
 
 
 def module_rows(report: Mapping[str, Any], depth: int) -> tuple[tuple[str, ...], ...]:
@@ -31,10 +29,9 @@ def flop_line(report: Mapping[str, Any]) -> str:
 
 
 def _row(module: Mapping[str, Any]) -> tuple[str, ...]:
-    path = module["path"] or "(model)"
     return (
-        path if len(path) <= _NAME else "..." + path[3 - _NAME :],
-        (module["kind"] or "-")[:_CLASS],
+        module["path"] or "(model)",
+        module["kind"] or "-",
         format_count(module["parameters"]),
         format_size(module["parameter_bytes"]),
         format_size(module["saved_bytes"]),

@@ -46,7 +46,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         UsageError: Another suffix, or nothing to draw.
         MissingExtraError: matplotlib is not installed.
     """
-    figure_class = _figure_class(path)
+    figure_class = drawable(path)
     drawn = next((device for device in report["devices"] if device["curve"]), None)
     if drawn is None:
         raise UsageError("no batch was replayed, there is nothing to draw", where="--plot")
@@ -69,7 +69,19 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         raise FxmemError(f"cannot write the plot: {error.strerror}", where=str(path)) from error
 
 
-def _figure_class(path: Path) -> Any:
+def drawable(path: Path) -> Any:
+    """Make sure that a plot can be drawn into a file, before the work for it begins.
+
+    Args:
+        path: Where to.
+
+    Returns:
+        matplotlib's class of figures.
+
+    Raises:
+        UsageError: The suffix is neither ``.svg`` nor ``.png``.
+        MissingExtraError: matplotlib is not installed.
+    """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path.name} is neither .svg nor .png", where="--plot")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fxmem.report.caveats import WITHOUT_CONTEXT, lower_bound
 from fxmem.units import format_size
 
 _PIECES = 4
@@ -13,8 +14,8 @@ _PIECES = 4
 def law_rows(report: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     """One row for each range of batch sizes, then the largest batch where a device limits it."""
     rows = [_piece(piece) for piece in _shown(report)]
-    if (largest := report.get("max_batch")) is not None:
-        rows.append(("largest batch", _largest(largest)))
+    if report.get("max_batch") is not None:
+        rows.append(("largest batch", _largest(report)))
     return tuple(rows)
 
 
@@ -53,12 +54,18 @@ def _piece(piece: Mapping[str, Any]) -> tuple[str, str]:
     return f"batch {reach}", f"{law} requested at the peak"
 
 
-def _largest(largest: Mapping[str, Any]) -> str:
+def _largest(report: Mapping[str, Any]) -> str:
+    largest = report["max_batch"]
     batch = largest.get("batch")
     if batch is None:
         return "unknown"
     margin = [] if not largest.get("safety") else [f"safety {largest['safety']:g}"]
     if largest.get("reserved_for_others_bytes"):
         margin.append(f"{format_size(largest['reserved_for_others_bytes'])} kept for others")
-    text = "none: not even one sample fits" if batch == 0 else str(batch)
-    return text + (f" ({', '.join(margin)})" if margin else "")
+    text = f"at most {batch}" if lower_bound(report) else str(batch)
+    counted = [", ".join(margin)] if margin else []
+    if batch == 0:
+        text = "none: not even one sample fits"
+    elif report["peak"]["device_bytes"] is None:
+        counted.append(WITHOUT_CONTEXT)
+    return text + (f" ({'; '.join(counted)})" if counted else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fxmem.report.caveats import condition, lower_bound
 from fxmem.report.modules import HEADER, flop_line, module_rows
 from fxmem.report.scaling import law_lines, law_rows
 from fxmem.units import format_count, format_size
@@ -118,13 +119,15 @@ def _fit_rows(report: Mapping[str, Any]) -> list[Row]:
     kept = (report.get("max_batch") or {}).get("reserved_for_others_bytes") or 0
     room = capacity - kept - needed_bytes(report)
     others = f", {format_size(kept)} of it kept for others" if kept else ""
+    context, unmodelled = report["peak"]["device_bytes"] is None, lower_bound(report)
     if fits(report):
-        if report["peak"]["device_bytes"] is None:
+        if context or unmodelled:
             left = f"{format_size(room)} left of {format_size(capacity)}{others}"
-            return [("fits", "yes, if", f"the CUDA context (unknown) takes at most the {left}")]
+            return [("fits", "yes, if", condition(context=context, unmodelled=unmodelled, room=left))]
         return [("fits", "yes", f"{format_size(room)} of {format_size(capacity)} left{others}")]
     if room < 0:
-        return [("fits", "no", f"{format_size(-room)} more than the device's {format_size(capacity)}{others}")]
+        least = "at least " if context or unmodelled else ""
+        return [("fits", "no", f"{least}{format_size(-room)} more than the device's {format_size(capacity)}{others}")]
     return [("fits", "no", f"out of memory at {format_size(capacity)}; the peaks above are those until then")]
 
 

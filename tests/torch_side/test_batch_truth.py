@@ -81,6 +81,32 @@ def test_several_devices_share_the_traces():
     assert half.batch == report.devices[0].answer.batch
 
 
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x).abs()
+
+
+def test_the_answer_has_the_notes_of_what_kernels_take():
+    """As an estimate has them: along the batch by the law, and without one where the answer was traced."""
+    one = fxmem.estimate(Spectrum, inputs, device="64MiB", batch=2)
+    assumed = [note for note in one.coverage.notes if "Fourier" in note]
+    assert assumed
+    report = fxmem.max_batch(Spectrum, inputs, device="64MiB")
+    assert report.best.scaling.exact
+    assert set(assumed) < {*report.coverage.notes, ""}
+    uneven = fxmem.max_batch(nn.Sequential(Uneven(), Spectrum()), inputs, device="64MiB")
+    assert not uneven.best.scaling.exact
+    assert set(assumed) < {*uneven.coverage.notes, ""}
+
+
+def test_the_curve_passes_the_answer_of_every_device():
+    report = fxmem.max_batch(model, inputs, device=["64MiB", "1GiB"], curve=True)
+    small, large = report.devices
+    assert small.answer.batch * 2 < large.answer.batch < small.curve[-1].batch
+    assert small.curve[-1].nbytes > large.answer.allocator_bytes
+    assert not large.curve
+
+
 class Uneven(nn.Module):
     """Pads to a third more samples, so no law holds."""
 

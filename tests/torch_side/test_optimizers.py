@@ -167,6 +167,7 @@ needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 
         ("adagrad-capturable", "no capturable option", None),
         pytest.param("muon", "2D parameters", "another", marks=needs_muon),
         ("builtins:list", "gave list, not a torch.optim.Optimizer", "package.module:NAME"),
+        ("torch.optim:LBFGS", "needs a closure", "another"),
         ("torch.optim:Nothing", "AttributeError", "package.module:NAME"),
         ("no_such_module:Lion", "ModuleNotFoundError", "package.module:NAME"),
     ],

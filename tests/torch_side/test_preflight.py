@@ -45,6 +45,37 @@ def test_it_says_what_to_change():
     assert (str(copy), copy.need_bytes) == (text, error.need_bytes)
 
 
+def test_what_is_not_counted_is_said():
+    with pytest.raises(DoesNotFitError) as caught:
+        preflight(model, inputs, device="128MiB", batch=10_000)
+    text = str(caught.value)
+    assert "MiB without the CUDA context, which is unknown, 128MiB has" in text.replace("(", "").replace(")", "")
+    assert "at least" in text
+    assert f"a batch of at most {caught.value.largest_batch} (without the CUDA context, which is unknown)" in text
+    assert str(preflight(model, inputs, device="128MiB", batch=4)).endswith("if the CUDA context (unknown) does too")
+
+
+class Selecting(nn.Module):
+    """Picks what depends on values, so that its figures are a lower bound."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(512, 512)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y, torch.nonzero(y)
+
+
+def test_a_lower_bound_is_said():
+    device = fxmem.find_device("128MiB", context=0)
+    found = preflight(Selecting, inputs, device=device, batch=4)
+    assert found.coverage.lower_bound
+    assert str(found).endswith("if what is not modelled does too")
+    with pytest.raises(DoesNotFitError, match=r"MiB \(without what is not modelled\), 128MiB has .*: at least"):
+        preflight(Selecting, inputs, device=device, batch=100_000)
+
+
 def test_safety_counts():
     need = fxmem.estimate(model, inputs, batch=4096, law=False).peak.reserved_bytes
     device = fxmem.find_device(str(need + 4 * MIB), context=0)

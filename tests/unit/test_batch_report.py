@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from reports import batch_report
@@ -27,7 +28,7 @@ def wide(batch):
     return mlp(batch, width=65536)
 
 
-def report(*names, batch=1):
+def report(*names, batch=1, **said):
     law = fit([wide(2), wide(3), wide(4)])
     tapes = Tapes(law, 3, Target(sm=90, sm_count=132))
     found = []
@@ -35,7 +36,9 @@ def report(*names, batch=1):
         device = find_device(name)
         limits = Limits(capacity_bytes=device.capacity_bytes, context_bytes=device.context_bytes)
         found.append(
-            DeviceBatch(device=device, answer=largest(tapes, AllocatorConfig(), limits), tape=wide(2), law=law)
+            DeviceBatch(
+                device=device, answer=largest(tapes, AllocatorConfig(), limits), tape=replace(wide(2), **said), law=law
+            )
         )
     question = Question(target="m.py", workload=Workload(mode=Mode.TRAINING, batch=batch), device=found[0].device)
     return report_batches(question, found, 1.5)
@@ -61,6 +64,16 @@ def test_the_mapping_is_json():
     assert first["next"]["at"]["tensors"]
     assert set(mapping["scaling"]["pieces"][0]) == {"from_batch", "to_batch", "fixed_bytes", "per_sample_bytes"}
     assert mapping["coverage"]["unmodelled"][0].startswith("CUDA context")
+
+
+def test_what_the_tape_says_is_in_every_report():
+    found = report("t4", notes=("a workspace is assumed",), unmodelled=("nonzero() is taken as nothing",)).to_dict()
+    assert found["coverage"]["lower_bound"]
+    assert not report("t4").to_dict()["coverage"]["lower_bound"]
+    for name in FORMATS:
+        text = render_batch(found, name)
+        assert "a workspace is assumed" in text
+        assert "nonzero() is taken as nothing" in text
 
 
 def test_a_real_answer_renders():
@@ -98,8 +111,43 @@ def test_an_answer_without_proof_says_so():
     ],
 )
 def test_what_ends_the_search_is_said(axis, bound, words):
-    first, _ = batch_report(axis=axis, bound=bound)["devices"]
+    first, _ = batch_report(axis=axis, bound=bound, context_bytes=0)["devices"]
     assert answer_rows(first)[0][2] == f"replayed: {words}"
+
+
+def test_an_unknown_context_is_said_wherever_a_batch_is():
+    first = batch_report()["devices"][0]
+    assert answer_rows(first)[0][2] == "replayed: it fits without the context (unknown), the next one does not"
+    assert answer_rows(first)[1][2].endswith("x 0.9, without the context (unknown)")
+    table = sections(batch_report())[0]
+    assert table.rows[0][3] == "yes, if"
+    assert table.lines == ("if: there is room too for what is not modelled (see below)",)
+    known = sections(batch_report(context_bytes=2**29))[0]
+    assert (known.rows[0][3], known.lines) == ("yes", ())
+
+
+@pytest.mark.parametrize("name", ["table", "markdown"])
+def test_a_lower_bound_is_an_upper_bound_of_the_batch(name):
+    report = batch_report(context_bytes=2**29)
+    report["coverage"] |= {"unmodelled": ["nonzero()"], "lower_bound": True}
+    text = " ".join(render_batch(report, name).split())
+    assert text.count("at most 96") == 2
+    assert "replayed: what is modelled fits, the next one does not" in text
+    assert "yes, if" in text
+
+
+def test_what_the_next_batch_lacks_adds_up():
+    first = batch_report()["devices"][0]
+    words = (
+        "for a request of 935.0 MiB (a segment of 936.0 MiB) beside 9.01 GiB reserved: 9.00 GiB allocated, 8.0 MiB in"
+    )
+    assert answer_rows(first)[-1][2] == f"{words} free blocks too small"
+    tight = {**first["next"], "segment_bytes": 935 * 2**20, "reserved_bytes": 9 * 2**30}
+    words = "for a request of 935.0 MiB beside 9.00 GiB allocated"
+    assert answer_rows({**first, "next": tight})[-1][2] == words
+    found = report("t4").best.answer
+    needed = found.next.reserved_bytes + found.next.segment_bytes
+    assert needed == found.allocator_bytes + found.next.missing_bytes
 
 
 def test_many_devices_keep_the_width():
@@ -118,7 +166,10 @@ def test_the_next_batch_lacks_memory():
 def test_it_prints_as_a_sentence():
     found = report("t4", "1GiB")
     small, large = (entry.answer.batch for entry in found.devices)
-    assert str(found) == f"m.py, training: largest batch {small} on 1GiB, {large} on t4"
+    words = f"m.py, training: largest batch {small} on 1GiB, {large} on t4"
+    assert str(found) == f"{words} (without the CUDA context, which is unknown)"
+    least = replace(found, coverage=replace(found.coverage, lower_bound=True))
+    assert f"largest batch at most {small} on 1GiB, at most {large} on t4 (" in str(least)
 
 
 def test_python_renders_what_the_command_line_prints():

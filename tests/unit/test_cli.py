@@ -138,11 +138,21 @@ def test_batch_vary(library):
 
 
 def test_batch_plot(library, tmp_path):
+    pytest.importorskip("matplotlib")
     assert run("batch", "m:f", "--device", "t4", "--plot", str(tmp_path / "no" / "a.svg")).exit_code == 2
     assert library.call is None
     result = run("batch", "m:f", "--device", "t4", "--plot", str(tmp_path / "a.svg"))
     assert library.call["curve"]
-    assert "nothing to draw" in result.stderr or "matplotlib" in result.stderr
+    assert "nothing to draw" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "message"), [("a.jpg", "neither .svg nor .png"), ("a.svg", "need matplotlib")])
+def test_a_plot_that_cannot_be_drawn_is_said_before_the_work(library, tmp_path, monkeypatch, name, message):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("batch", "m:f", "--device", "t4", "--plot", str(tmp_path / name))
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr
+    assert library.call is None
 
 
 def test_batch_check(library):

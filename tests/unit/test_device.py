@@ -75,6 +75,16 @@ def test_unknown_name_names_the_nearest():
     assert "h200" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("8", "write the unit: 8GiB"), ("0GiB", "such as 24GiB"), ("0", "such as 24GiB"), ("5kB", "such as")],
+)
+def test_too_small_a_size_says_why(text, hint):
+    with pytest.raises(UsageError, match="bytes") as caught:
+        find_device(text)
+    assert hint in caught.value.hint
+
+
 @pytest.mark.parametrize("text", ["", "24 apples", "GiB", "-5GiB"])
 def test_no_device(text):
     with pytest.raises(UsageError, match="no device is called"):

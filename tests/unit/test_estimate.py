@@ -222,12 +222,27 @@ def test_it_fits_if_the_replay_and_the_context_do() -> None:
     assert answer(mlp(4), device="501MiB").fits is False
 
 
+def test_what_is_missing_is_said_with_the_verdict() -> None:
+    whole, part = mlp(4), replace(mlp(4), unmodelled=("nonzero()",))
+    assert str(answer(whole)).endswith("fits 24GiB")
+    assert str(answer(whole, context=None)).endswith("fits 24GiB if the CUDA context (unknown) does too")
+    assert str(answer(part)).endswith("fits 24GiB if what is not modelled does too")
+    both = answer(part, context=None)
+    assert str(both).endswith("fits 24GiB if the CUDA context (unknown) and what is not modelled do too")
+    assert both.coverage.lower_bound
+    assert both.coverage.unmodelled[0] == "nonzero()"
+    assert not answer(whole, context=None).coverage.lower_bound
+
+
 def test_out_of_memory_is_reported() -> None:
     tape = TapeBuilder(4).keep("w", (1 << 20,)).step().op("make.default", makes={"a": (1 << 30,)}).build()
     plan = replay(tape, AllocatorConfig(), capacity_bytes=64 << 20)
     estimate = answer(tape, plan=plan, workload=Workload(batch=4, steps=1))
     assert estimate.fits is False
-    assert "out of memory: a request of 4.00 GiB failed with 4.0 MiB allocated" in estimate.coverage.notes[-1]
+    assert (
+        "out of memory: a request of 4.00 GiB failed with 4.0 MiB allocated and 20.0 MiB reserved"
+        in estimate.coverage.notes[-1]
+    )
 
 
 def test_inference_has_no_optimizer_and_max_batch_is_set_afterwards() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from reports import GIB, MIB, bare_report, tensor, training_report
+from reports import GIB, MIB, bare_report, module, tensor, training_report
 
 from fxmem.report import FORMATS, reporter
 from fxmem.report.modules import module_rows
@@ -90,6 +90,33 @@ def test_it_does_not_fit(known):
     row = next(row for row in peak_rows(report) if row[0] == "fits")
     assert row[1] == "no"
     assert row[2].endswith("more than the device's 1.00 GiB, 1.00 GiB of it kept for others")
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (True, "what is not modelled (see below) takes at most the 45.31 GiB left of 48.00 GiB"),
+        (False, "the CUDA context (unknown) and what else is not modelled (see below) take at most the 45.73 GiB left"),
+    ],
+)
+def test_a_lower_bound_is_no_yes(known, words):
+    report = training_report(coverage={"unmodelled": ["nonzero()"], "lower_bound": True, "notes": []})
+    if not known:
+        report["peak"]["device_bytes"] = None
+    row = next(row for row in peak_rows(report) if row[0] == "fits")
+    assert row[1] == "yes, if"
+    assert row[2].startswith(words)
+    for name in ("table", "markdown"):
+        assert "at most 480 (safety 0.05" in reporter(name).render(report)
+    report["device"]["capacity_bytes"] = GIB
+    assert next(row for row in peak_rows(report) if row[0] == "fits")[2].startswith("at least ")
+
+
+def test_the_largest_batch_says_that_the_context_is_unknown():
+    report = training_report(max_batch={"batch": 52, "safety": 0.9})
+    assert law_rows(report)[-1] == ("largest batch", "52 (safety 0.9)")
+    report["peak"]["device_bytes"] = None
+    assert law_rows(report)[-1] == ("largest batch", "52 (safety 0.9; without the CUDA context, which is unknown)")
 
 
 def test_the_estimates_own_word_wins():
@@ -179,3 +206,21 @@ def test_flops_say_what_they_count():
     assert "FLOP: of one step, the forward and backward passes" in reporter("table", depth=1).render(training_report())
     assert "FLOP: of one step\n" in reporter("table", depth=1).render(training_report(mode="inference"))
     assert headline(training_report(mode="generation"))[-1].endswith("98.00 GFLOP in a call of generate()")
+
+
+@pytest.mark.parametrize("path", ["layer1", "encoder.stages.3.blocks.17.attention.self.query_projection"])
+def test_numbers_of_modules_are_whole_whatever_the_names(path):
+    report = training_report()
+    report["modules"] = [module(path, "ScaledDotProductAttention" * 2, 1_234_567_890, 1023 * MIB)]
+    text = reporter("table", depth=9).render(report)
+    assert max(map(len, text.splitlines())) <= 100
+    row = next(line for line in text.splitlines() if line.startswith(f"  {path[:6]}"))
+    assert row.endswith("1.23 G  4.60 GiB  1023.0 MiB  5.60 GiB  1.23 T")
+    names = row.split()[:2]
+    assert all(
+        name.count("...") == (len(name) < len(whole)) for name, whole in zip(names, (path, "S" * 50), strict=True)
+    )
+    assert names[0].endswith(path[-10:])
+    title = text[: text.index(row)].splitlines()[-2:]
+    assert " ".join(" ".join(title).split()).endswith("parameters weights saved for at the FLOP backward peak")
+    assert path in reporter("markdown", depth=9).render(report).replace("\\", "")
