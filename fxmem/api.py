@@ -121,6 +121,8 @@ def estimate(
     traced = run.at(workload.batch)
     found = _law(run, traced.recorded, _others(workload.batch))[0] if law and (maker is inputs) else None
     expanded = expand(traced.tape, run.target)
+    if found is not None and _unmoved(found, workload.batch):
+        expanded = replace(expanded, notes=(*expanded.notes, _UNMOVED))
     question = Question(target=_name(target, run.source), workload=workload, device=gpu)
     answer = leaving(assemble(question, expanded, _plan(expanded, config, gpu), found), reserve_bytes)
     if found is not None and gpu.capacity_bytes is not None:
@@ -295,6 +297,10 @@ def _along_batch(run: _Run) -> tuple[Program, Tape]:
     # Batch 1 is often a program of its own, so it is traced only if the answer may be so small.
     first = next(iter(run.recorded([2])), None) or run.at(run.workload.batch).recorded
     law, expanded = _law(run, first, (first.batch + 1, first.batch + _FAR))
+    if _unmoved(law, first.batch):
+        raise UsageError(
+            _UNMOVED, where=run.source.name, hint="let inputs(batch) make as many samples as it is asked for"
+        )
     return run.tapes(law), expanded
 
 
@@ -317,6 +323,14 @@ def _along(vary: Vary, run: _Run, target: AnyTarget) -> tuple[Program, Tape]:
     if first is None:
         raise program.failed[vary.first]
     return program, first
+
+
+_UNMOVED = "nothing depends on the batch: the inputs are the same for every one"
+
+
+def _unmoved(law: BatchLaw, batch: int) -> bool:
+    """Whether all sizes are the same at a batch and at one far from it."""
+    return law.exact and law.sizes(batch) == law.sizes(batch + _FAR)
 
 
 def _others(batch: int) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class Verification:
 
     target: str
     same: bool
-    """Whether every allocation of the tape was made, in its order, and freed at its moment."""
+    """Whether every allocation of the tape was made, in order, and freed at its moment, and none is known to lack."""
     compared: int
     predicted: int
     inside_kernels: int
@@ -55,6 +55,8 @@ class Verification:
     """On the tape and not in the run."""
     longer: tuple[Group, ...]
     shorter: tuple[Group, ...]
+    unmodelled: tuple[str, ...] = ()
+    """What the tape says itself that it leaves out (rows that values select): it was part of the real run."""
 
     def to_dict(self) -> dict[str, object]:
         """The JSON object of ``fxmem verify --format json``."""
@@ -92,7 +94,7 @@ def verify(target: str, workload: Workload) -> Verification:
     small = tuple(replace(s, nbytes=0) if s.nbytes <= _NUMBER else s for s in tape.storages)
     ordered = replace(tape, storages=small, events=_by_size(tape))
     found = compare(ordered, _recording(kept), from_step=1, most=_MOST)
-    return _judged(target, found, inside, numbers)
+    return _judged(target, found, inside, numbers, tape.unmodelled)
 
 
 @contextlib.contextmanager
@@ -108,9 +110,12 @@ def _explained(target: str) -> Iterator[None]:
         raise TraceError(f"the run raised {type(error).__name__}: {text}", where=target, hint=hint) from error
 
 
-def _judged(target: str, found: Comparison, inside: int, numbers: int) -> Verification:
+def _judged(
+    target: str, found: Comparison, inside: int, numbers: int, unmodelled: tuple[str, ...]
+) -> Verification:  # fmt: skip
+    differs = found.missing or found.longer or found.shorter or unmodelled
     return Verification(
-        target=target, same=not (found.missing or found.longer or found.shorter), compared=found.compared,
+        target=target, same=not differs, compared=found.compared, unmodelled=unmodelled,
         predicted=found.predicted, inside_kernels=inside + sum(group.count for group in found.extra), numbers=numbers,
         missing=found.missing, longer=found.longer, shorter=found.shorter,
     )  # fmt: skip

@@ -57,7 +57,10 @@ def verify_headline(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 def verify_sections(report: Mapping[str, Any]) -> tuple[Section, ...]:
     """What does not agree."""
-    return tuple(_lists(report))
+    parts = _lists(report)
+    if report.get("unmodelled"):
+        parts.append(Section("The tape leaves out, and the real run did not", lines=tuple(report["unmodelled"])))
+    return tuple(parts)
 
 
 def _lists(report: Mapping[str, Any]) -> list[Section]:
