@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from typing import Any
 
@@ -124,6 +125,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@functools.cache
 def op_name(func: Any) -> str:
     """``convolution.default``; operators of other libraries keep their namespace."""
     return str(func).removeprefix("aten.")
