@@ -78,11 +78,6 @@ class Recorder(TorchDispatchMode):
         fake_mode: Makes the fake results; must allow non-fake inputs.
     """
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No compiler runs in here: the guard around each call is left out, it takes a twentieth of the trace."""
-        return False
-
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()

@@ -44,7 +44,7 @@ def phantom(python, tmp_path_factory):
 
 
 def run(phantom, sm, *arguments, **extra):
-    environment = {**phantom, "PHANTOM_SM": str(sm), **extra}
+    environment = {**phantom, "PHANTOM_CUDNN": "real", "PHANTOM_SM": str(sm), **extra}
     return subprocess.run(
         ["sh", PHANTOM / "phantom_run", *arguments],
         env=environment,

@@ -79,6 +79,13 @@ def test_a_generator_on_the_device_is_one_on_the_host(written):
     assert torch.Generator is type(torch.default_generator), "the stand-in ends with the trace"
 
 
+def test_a_compiled_function_is_run_as_it_is(written):
+    """Its compiler must not start: fake tensors are no work for it."""
+    assert any(
+        op.name == "sin.default" for op in api.trace(written("h = torch.compile(torch.sin)(h)"), batch=8).tape.ops
+    )
+
+
 def test_streams_of_its_own_are_said(written):
     body = "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    h = h.sin()\nh.record_stream(s)"
     tape = api.trace(written(body), batch=8).tape

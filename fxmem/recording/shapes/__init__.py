@@ -44,11 +44,14 @@ def _grouped_mm(
     return torch.empty_strided(shape, stride, dtype=dtype)
 
 
-def _zero_tensor(size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    """A tensor without memory (``ZeroTensor``); its fake kernel gives one on the meta device.
+def _zero_tensor(size: Sequence[int], dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+    """A tensor without memory (``ZeroTensor``); its fake kernel gives one on the meta device, which backward refuses.
 
-    What is computed from it here has memory, where torch makes another one without.
+    What a backward pass computes from it has memory here, where torch makes another one without.
     """
+    if torch._C._current_autograd_node() is None:  # forward derivatives take it as it is
+        out: torch.Tensor = aten._efficientzerotensor.default(size, dtype=dtype, **options)
+        return out
     return torch.empty(size, dtype=dtype)
 
 
