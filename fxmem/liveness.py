@@ -17,11 +17,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
-
-import networkx as nx
+from typing import TYPE_CHECKING, NamedTuple
 
 from fxmem.tape import ModuleInfo, Op, Role, Tape
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Node = tuple[str, int]
 """``("op", i)`` or ``("storage", s)``."""
@@ -93,6 +94,8 @@ def graph(tape: Tape) -> nx.DiGraph[Node]:
         to an operator. An operator that works in place has one edge each way, so the graph may
         have cycles of length two.
     """
+    import networkx as nx  # a tenth of a second, which `--help` need not take
+
     result: nx.DiGraph[Node] = nx.DiGraph()
     storages: list[Node] = [("storage", index) for index in range(len(tape.storages))]
     ops: list[tuple[Node, Op]] = [(("op", index), op) for index, op in enumerate(tape.ops)]
