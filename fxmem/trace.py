@@ -88,12 +88,14 @@ def _record(
         modules = module_infos(source.module)
         del inputs
     tape = to_tape(recorder, batch=batch, training=workload.training, modules=modules)
-    missing = (*tape.unmodelled, *source.wrappers, *_DETERMINISTIC[: torch.are_deterministic_algorithms_enabled()])
+    missing = (*tape.unmodelled, *source.wrappers)
+    if torch.are_deterministic_algorithms_enabled():
+        missing = (*missing, _DETERMINISTIC)
     tape = replace(tape, unmodelled=missing, notes=(*tape.notes, *source.notes))
     return Trace(tape, tape, tuple(recorder.ops), tuple(recorder.storages))
 
 
-_DETERMINISTIC = ("torch.use_deterministic_algorithms(): kernels that sort instead of adding up take more memory",)
+_DETERMINISTIC = "torch.use_deterministic_algorithms(): kernels that sort instead of adding up take more memory"
 
 
 @contextlib.contextmanager
@@ -144,8 +146,9 @@ def _where(error: BaseException, recorder: Recorder, source: Source) -> str:
 
 def _hint(error: BaseException, inputs: Inputs, source: Source) -> str:
     text = str(error)
-    if any(frame.filename.endswith("flex_attention.py") for frame in traceback.extract_tb(error.__traceback__)):
-        text = "HigherOrderOperator"  # whatever its compiler says
+    frames = traceback.extract_tb(error.__traceback__)
+    if "HigherOrderOperator" in text or any(frame.filename.endswith("flex_attention.py") for frame in frames):
+        return _COMPILED
     if "no fake impl" in text or "Meta" in text or "not implemented for" in text.lower():
         return "register a fake kernel with torch.library.register_fake, or replace the operator"
     for part, hint in _HINTS.items():
@@ -159,6 +162,11 @@ def _hint(error: BaseException, inputs: Inputs, source: Source) -> str:
     return f"the inputs are {_shapes(inputs)}; change them by --input or inputs(batch), or see --debug"
 
 
+_COMPILED = (
+    "operators that are compiled (flex_attention, cond, scan) cannot be recorded: use scaled_dot_product_attention, or "
+    "plain Python"
+)
+
 _HINTS = {
     "more than 1 value per channel": "batch norm needs two samples in training: try --batch 2",
     "does not require grad": "nothing that the loss depends on is trained: look for frozen parameters,"
@@ -168,8 +176,6 @@ _HINTS = {
     "does not support sparse gradients": "use --optimizer sgd, or dense gradients",
     "SparseTensorImpl": "sparse tensors cannot be recorded: use dense ones",
     "shape_env must not be None": "nested tensors cannot be recorded: use padded ones",
-    "HigherOrderOperator": "operators that are compiled (flex_attention, cond, scan) cannot be recorded: use"
-    " scaled_dot_product_attention, or plain Python",
     "Trying to backward through": "register its derivative with torch.library.register_autograd",
 }
 """Parts of PyTorch's messages, and what helps."""

@@ -36,9 +36,6 @@ and masks of long sequences, small enough to compute in microseconds."""
 _LINEAR = frozenset((aten.cat, aten.stack, aten.index_select, aten.gather, aten.where))
 """Operators whose result is no larger than their inputs together."""
 
-_POSITIONS = (torch.int64, torch.int32)
-"""Of tokens: code asks for them (is a batch packed?) whatever the batch is. Boxes and masks may be many more."""
-
 _KEEP_STRIDES = frozenset((aten.clone, aten._to_copy))
 
 _NO_RESULT = frozenset(
@@ -57,7 +54,7 @@ _ALL = "_fxmem_all"
 
 _ALLS = frozenset((aten.all.default, aten.all.dim, aten.all.dims, aten._is_all_true.default))
 
-_CHECKERS = ("torch.distributions", "torch.nn.utils")
+_CHECKERS = ("torch.distributions",)
 """Modules of torch that raise if a comparison does not hold."""
 
 
@@ -289,7 +286,7 @@ def _computable(func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -
     counts = [t.numel() for t in tensors]
     if _product(counts) <= REAL_LIMIT:
         return True
-    if torch.Tag.pointwise in func.tags and max(counts) <= REAL_LIMIT and all(t.dtype in _POSITIONS for t in tensors):
+    if torch.Tag.pointwise in func.tags and max(counts) <= REAL_LIMIT:
         return _product(list(torch.broadcast_shapes(*[t.shape for t in tensors]))) <= REAL_LIMIT
     return (len(counts) == 1 or func.overloadpacket in _LINEAR) and max(counts) * len(counts) <= REAL_LIMIT
 

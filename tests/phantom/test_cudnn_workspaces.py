@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from sweeping import first_of
 
 from fxmem.cudnn.process import find_library
@@ -32,6 +33,7 @@ MODES = {
 def phantom(python, tmp_path_factory):
     # fxmem plans with the cuDNN beside this python; without one there is nothing to compare.
     if find_library() is None:
+        assert torch.version.cuda is None, "a CUDA build of torch comes with cuDNN"
         pytest.skip("no cuDNN beside this python")
     build = os.environ.get("PHANTOM_BUILD") or str(tmp_path_factory.mktemp("phantom"))
     environment = {**os.environ, "PHANTOM_PYTHON": python, "PHANTOM_BUILD": build}
